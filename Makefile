@@ -1,0 +1,102 @@
+# One entry point for every developer command. Each target sets up what it needs in .venv; a stamp
+# file a set of packages says that it is there and is remade when pyproject.toml changes.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip -qq --disable-pip-version-check install
+
+CORE_COVERAGE_MIN := 95
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check sim bench gpu docs clean
+
+help:
+	@echo "make venv   everything for development in $(VENV)"
+	@echo "make demo   install the runtime alone, then run treecored demo"
+	@echo "make test   tests, with line coverage of directory/core >= $(CORE_COVERAGE_MIN) %"
+	@echo "make check  ruff, mypy --strict, import contracts"
+	@echo "make sim    deterministic simulation (ARGS=... is handed on)"
+	@echo "make bench  benchmarks"
+	@echo "make gpu    tests that need a CUDA device"
+	@echo "make docs   remake the generated parts of docs/"
+	@echo "make clean  remove $(VENV) and caches"
+
+# ---------------------------------------------------------------------------------- environment
+
+$(VENV)/.stamp-venv:
+	@test -n "$(PYTHON)" || { echo "no python3 found: install Python 3.11 or newer" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old: Python 3.11 or newer is needed" >&2; exit 1; }
+	@"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-run: pyproject.toml $(VENV)/.stamp-venv
+	@echo "setting up $(VENV): runtime"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.stamp-test: pyproject.toml $(VENV)/.stamp-venv
+	@echo "setting up $(VENV): test"
+	@$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.stamp-run
+
+$(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-venv
+	@echo "setting up $(VENV): dev"
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run
+
+$(VENV)/.stamp-bench: pyproject.toml $(VENV)/.stamp-venv
+	@echo "setting up $(VENV): bench"
+	@$(PIP) -e '.[bench]'
+	@touch $@ $(VENV)/.stamp-run
+
+$(VENV)/.stamp-gpu: pyproject.toml $(VENV)/.stamp-venv
+	@echo "setting up $(VENV): test, cuda"
+	@$(PIP) -e '.[test,cuda]'
+	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run
+
+venv: $(VENV)/.stamp-dev
+
+# ------------------------------------------------------------------------------------- commands
+
+demo: $(VENV)/.stamp-run
+	@$(BIN)/treecored demo $(ARGS)
+
+# Coverage is collected for all three packages, but only the core is held to a figure.
+test: $(VENV)/.stamp-test
+	@rm -f .coverage
+	@$(BIN)/python -m pytest -q -m "not gpu" --cov --cov-report= $(ARGS)
+	@$(BIN)/python -m coverage report --include='directory/core/*' \
+		--fail-under=$(CORE_COVERAGE_MIN)
+
+check: $(VENV)/.stamp-dev
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy --strict --no-error-summary
+	@$(BIN)/lint-imports --no-logo
+
+# A target whose subject does not exist yet says so and fails: it must not look like a success.
+sim: $(VENV)/.stamp-test
+	@test -f tests/simulation/__main__.py || \
+		{ echo "make sim: tests/simulation is not there yet" >&2; exit 1; }
+	@$(BIN)/python -m tests.simulation $(ARGS)
+
+bench: $(VENV)/.stamp-bench
+	@test -f benchmarks/__main__.py || \
+		{ echo "make bench: benchmarks/__main__.py is not there yet" >&2; exit 1; }
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+gpu: $(VENV)/.stamp-gpu
+	@$(BIN)/python -m pytest -q -m gpu $(ARGS) || { rc=$$?; \
+		if [ $$rc -eq 5 ]; then echo "make gpu: no test is marked gpu yet" >&2; fi; exit $$rc; }
+
+docs: $(VENV)/.stamp-test
+	@test -f docs/__main__.py || \
+		{ echo "make docs: no part of docs/ is generated yet" >&2; exit 1; }
+	@$(BIN)/python -m docs $(ARGS)
+
+clean:
+	@rm -rf $(VENV) .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

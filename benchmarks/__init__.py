@@ -1,0 +1,1 @@
+"""Benchmarks: one bench_*.py a question."""

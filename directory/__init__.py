@@ -1,0 +1,1 @@
+"""The part that decides: the authoritative tree and the daemon around it."""

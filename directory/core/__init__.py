@@ -1,0 +1,1 @@
+"""The pure state machine: events in, actions out, no clock, socket, thread or randomness."""

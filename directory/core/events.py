@@ -1,0 +1,168 @@
+"""Events: everything that can happen to a Directory, as plain data.
+
+A client's request is `Asked(pool, seq, now_us, body)`, where body is one of the message structs
+below: they are the wire's own message bodies, so nothing is translated on the hot path. The
+other events come from the daemon's shell (sessions) and from the movers. No event carries a
+clock other than `now_us`, a handle, or an address.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from directory.core.ids import LeaseId, NodeId, OpId, PoolId
+from directory.core.namespace import NamespaceKey
+
+Mode = Literal["mirrored", "thin"]
+Outcome = Literal["ok", "void", "failed"]
+FlushScope = Literal["pool", "host"]
+
+
+class Body(msgspec.Struct, array_like=True, frozen=True, tag=True):
+    """Base of the message bodies a client may send."""
+
+
+class Match(Body, frozen=True, tag="match"):
+    """Ask for the longest usable prefix of `tokens` (packed; whole pages are considered).
+
+    Mirrored: `start_pages` is what the own pool already holds; only what lies beyond is
+    answered. Thin: `start_pages` is ignored, the daemon answers the own pages too. With
+    `acquire` the answer carries a lease on the path (host slots, and own pages for a thin pool).
+    """
+
+    request: str
+    attempt: int
+    namespace: NamespaceKey
+    tokens: bytes
+    start_pages: int = 0
+    acquire: bool = True
+
+
+class Lock(Body, frozen=True, tag="lock"):
+    """Thin: lease the own pool's pages of a node and its ancestors."""
+
+    request: str
+    attempt: int
+    node: NodeId
+
+
+class Unlock(Body, frozen=True, tag="unlock"):
+    """Release a lease by its receipt, once."""
+
+    receipt: LeaseId
+
+
+class Insert(Body, frozen=True, tag="insert"):
+    """Publish computed (or restored) pages for the whole path of `tokens` in the own pool.
+
+    `pages`: one packed page number a page of tokens, from the root on. `span`, `span_value`: the
+    word that guards the pages which are new in the tree. `written`: timeline values (forward,
+    current) after which the new pages may be read by others. `receipt` (thin): a lease whose
+    claim on the own pool moves to the inserted path.
+    """
+
+    request: str
+    attempt: int
+    namespace: NamespaceKey
+    tokens: bytes
+    pages: bytes
+    span: int
+    span_value: int
+    written: tuple[int, int]
+    receipt: LeaseId = 0
+
+
+class Evict(Body, frozen=True, tag="evict"):
+    """Thin: ask for `pages` pages of the own pool to be given up, coldest leaves first."""
+
+    pages: int
+
+
+class Evicted(Body, frozen=True, tag="evicted"):
+    """Mirrored: report pages given up. Runs are (span, first page in span, page count), children
+    before parents; words are (span, new value) as bumped before the pages were freed."""
+
+    runs: tuple[tuple[int, int, int], ...]
+    words: tuple[tuple[int, int], ...]
+
+
+class Restore(Body, frozen=True, tag="restore"):
+    """Copy the leased path's pages from `start_page` on into the own pool's `pages` (packed).
+
+    `quiet`: timeline values (forward, current) after which the target pages are quiet. The answer
+    comes when the pages have landed or are lost; until then the pages are the mover's.
+    """
+
+    request: str
+    attempt: int
+    receipt: LeaseId
+    start_page: int
+    pages: bytes
+    quiet: tuple[int, int]
+
+
+class Flush(Body, frozen=True, tag="flush"):
+    """Give up everything unleased: of the own pool (`pool_word` is the bumped word) or the host
+    tier."""
+
+    scope: FlushScope
+    pool_word: int = 0
+
+
+class Stats(Body, frozen=True, tag="stats"):
+    """Ask for counters; with `check` the daemon walks its state and reports every violation."""
+
+    check: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A client's numbered message."""
+
+    pool: PoolId
+    seq: int
+    now_us: int
+    body: Body
+
+
+class PoolRegistered(msgspec.Struct, frozen=True):
+    """A scheduler's session asks for its pool to be taken in.
+
+    `token` comes back in `Registered`. `page_bytes`: size of one host page of this pool.
+    """
+
+    token: int
+    now_us: int
+    instance: str
+    fingerprint: bytes
+    page_size: int
+    page_count: int
+    page_bytes: int
+    mode: Mode
+
+
+class PoolClosed(msgspec.Struct, frozen=True):
+    """The session of a pool ended (a kernel object said so), or its import failed."""
+
+    pool: PoolId
+    now_us: int
+
+
+class CopyDone(msgspec.Struct, frozen=True, array_like=True, tag="copy_done"):
+    """A mover finished a copy. "void": a word differed or an owner was gone; nothing counts."""
+
+    op: OpId
+    outcome: Outcome
+    detail: str = ""
+    nbytes: int = 0
+    duration_us: int = 0
+
+
+class MoverLost(msgspec.Struct, frozen=True):
+    """The mover process is dead (its pidfd fired): every copy it had will never land."""
+
+    now_us: int
+    detail: str = ""
+
+
+Event = Asked | PoolRegistered | PoolClosed | CopyDone | MoverLost
+Request = Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Stats

@@ -1,0 +1,94 @@
+"""Host-tier slots: which page-sized pieces of the host memory are free.
+
+Owns the slot numbers and nothing of the tree. Memory is cut into segments; a segment is given
+to one page size on first need and cut into slots. slot = segment << 16 | index within it. All
+or nothing: a reservation that cannot be met takes nothing.
+"""
+
+from __future__ import annotations
+
+from directory.core import limits
+from directory.core.errors import InternalError
+from directory.core.tokens import pack_pages, unpack_pages
+
+
+class HostSlots:
+    """The allocator of the host tier.
+
+    `total_bytes` is cut into segments of `segment_bytes` (the last one may be shorter).
+    """
+
+    def __init__(self, total_bytes: int, segment_bytes: int) -> None:
+        if segment_bytes <= 0 or total_bytes < 0:
+            raise ValueError("the host tier needs segment_bytes > 0 and total_bytes >= 0")
+        count = -(-total_bytes // segment_bytes)
+        if count > limits.SEGMENTS_MAX:
+            raise ValueError(
+                f"{total_bytes} bytes make {count} segments of {segment_bytes} bytes, at most "
+                f"{limits.SEGMENTS_MAX}; choose larger segments"
+            )
+        self.total_bytes = total_bytes
+        self.segment_bytes = segment_bytes
+        self.page_bytes_of: list[int] = []
+        self._segment_count = count
+        self._free: dict[int, list[int]] = {}
+        self._capacity: dict[int, int] = {}
+
+    def reserve(self, page_bytes: int, count: int) -> bytes | None:
+        """Take `count` slots for pages of `page_bytes`; packed slot ids, or None if short."""
+        free = self._free.setdefault(page_bytes, [])
+        while len(free) < count and self._grow(page_bytes, free):
+            pass
+        if len(free) < count:
+            return None
+        taken = free[len(free) - count :]
+        del free[len(free) - count :]
+        taken.reverse()
+        return pack_pages(taken)
+
+    def release(self, page_bytes: int, slots: bytes) -> None:
+        """Give slots back."""
+        free = self._free[page_bytes]
+        back = unpack_pages(slots).tolist()
+        back.reverse()
+        free.extend(back)
+        if len(free) > self._capacity[page_bytes]:
+            raise InternalError(f"more host slots of {page_bytes} bytes are free than exist")
+
+    def could_hold(self, page_bytes: int, count: int) -> bool:
+        """Whether `count` pages of this size fit at all, everything evictable being evicted."""
+        spare = self._segment_count - len(self.page_bytes_of)
+        most = self._capacity.get(page_bytes, 0) + spare * self._slots_in(page_bytes, 0)
+        return count <= most
+
+    def free_count(self, page_bytes: int) -> int:
+        """Free slots of this page size in segments already given to it."""
+        return len(self._free.get(page_bytes, ()))
+
+    def capacity(self, page_bytes: int) -> int:
+        """Slots of this page size in segments already given to it."""
+        return self._capacity.get(page_bytes, 0)
+
+    def free_slots(self, page_bytes: int) -> list[int]:
+        """The free slot ids of this page size (for checks)."""
+        return list(self._free.get(page_bytes, ()))
+
+    @property
+    def page_sizes(self) -> list[int]:
+        """Page sizes in bytes that have segments."""
+        return sorted(self._capacity)
+
+    def _slots_in(self, page_bytes: int, segment: int) -> int:
+        size = min(self.segment_bytes, self.total_bytes - segment * self.segment_bytes)
+        return min(size // page_bytes, limits.SLOTS_PER_SEGMENT_MAX)
+
+    def _grow(self, page_bytes: int, free: list[int]) -> bool:
+        segment = len(self.page_bytes_of)
+        if segment >= self._segment_count:
+            return False
+        count = self._slots_in(page_bytes, segment)
+        self.page_bytes_of.append(page_bytes)
+        self._capacity[page_bytes] = self._capacity.get(page_bytes, 0) + count
+        base = segment << 16
+        free[:0] = range(base + count - 1, base - 1, -1)
+        return True

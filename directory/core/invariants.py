@@ -1,0 +1,244 @@
+"""Invariants: a recount of the whole state from scratch, reported and never repaired.
+
+Owns the list of what must hold after every event (docs/invariants.md has the table). Reads
+everything, changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from directory.core.ids import HOST, Place, is_pool
+from directory.core.node import Node
+from directory.core.place import PlaceState, PoolState
+from directory.core.states import ResidencyState
+from directory.core.tokens import unpack_pages
+from directory.core.tree import Tree
+
+if TYPE_CHECKING:
+    from directory.core.directory import Directory
+
+
+def violations(directory: Directory) -> list[str]:
+    """Return every violated invariant with the numbers that disagree; empty when all hold."""
+    found = tree_violations(directory.tree, _claims(directory))
+    found += _host(directory)
+    found += _leases(directory)
+    found += _transfers(directory)
+    return found
+
+
+def tree_violations(tree: Tree, claims: dict[Place, list[Node]] | None) -> list[str]:
+    """Check shape, closure, totals, orders, spans and locks of a tree (a mirror's too).
+
+    `claims`: the deepest node of every claim by place; None leaves lock counts unchecked.
+    """
+    found: list[str] = []
+    seen = _shape(tree, found)
+    if seen.keys() != tree.nodes.keys():
+        found.append(f"tree: {len(seen)} nodes hang on roots, {len(tree.nodes)} are indexed")
+    for place, state in tree.places.items():
+        here = {id_: node for id_, node in seen.items() if place in node.places}
+        if here.keys() != state.nodes.keys():
+            found.append(f"place {place}: {len(here)} nodes resident, {len(state.nodes)} indexed")
+        found += _totals(place, state, here)
+        found += _orders(tree, place, state, here)
+        if isinstance(state, PoolState):
+            found += _pool(state, here)
+        if claims is not None:
+            found += _locks(place, here, claims.get(place, []))
+    return found
+
+
+def _shape(tree: Tree, found: list[str]) -> dict[int, Node]:
+    seen: dict[int, Node] = {}
+    for space in tree.spaces.values():
+        stack = [space.root]
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                seen[node.id] = node
+                found += _node(node)
+            for key, child in node.children.items():
+                if child.parent is not node or child.edge[: space.page_key] != key:
+                    found.append(f"shape: child {child.id} of node {node.id} is misfiled")
+                stack.append(child)
+    return seen
+
+
+def _node(node: Node) -> list[str]:
+    found: list[str] = []
+    if not node.edge or len(node.edge) % node.space.page_key:
+        found.append(f"shape: edge of node {node.id} has {len(node.edge)} bytes")
+    if not node.places and not node.children:
+        found.append(f"shape: node {node.id} has neither pages nor children")
+    for place, residency in node.places.items():
+        if residency.page_count != node.page_count:
+            found.append(
+                f"residency: node {node.id} at {place} has {residency.page_count} pages on an edge "
+                f"of {node.page_count}"
+            )
+        below = sum(place in child.places for child in node.children.values())
+        if below != residency.children:
+            found.append(
+                f"residency: node {node.id} at {place} counts {residency.children} children, "
+                f"has {below}"
+            )
+        parent = node.parent
+        if parent is None or parent.parent is None:
+            continue
+        above = parent.places.get(place)
+        if above is None:
+            found.append(f"closure: node {node.id} is at {place}, its ancestor {parent.id} not")
+        elif residency.state is ResidencyState.RESIDENT and above.state is ResidencyState.FILLING:
+            found.append(f"closure: node {node.id} is resident at {place} below a filling ancestor")
+    return found
+
+
+def _totals(place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]:
+    held = [node.places[place] for node in here.values()]
+    resident = [r for r in held if r.state is ResidencyState.RESIDENT]
+    pages = sum(r.page_count for r in resident)
+    locked = sum(r.page_count for r in resident if r.locks)
+    said = (state.pages, state.locked_pages)
+    if (pages, locked) == said:
+        return []
+    return [f"totals: place {place} says (resident, locked) = {said}, a recount {pages, locked}"]
+
+
+def _orders(tree: Tree, place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]:
+    found: list[str] = []
+    wanted = 0
+    for node in here.values():
+        r = node.places[place]
+        key = state.order_for(node).key(node.id)
+        leaf = r.state is ResidencyState.RESIDENT and not r.locks and not r.children
+        wanted += leaf
+        if leaf and key != (tree.rank(node, place), r.tick, node.id):
+            found.append(f"evictable: leaf {node.id} at {place} is filed under {key}")
+        if not leaf and key is not None:
+            found.append(f"evictable: node {node.id} at {place} is filed but {r!r}")
+    orders = getattr(state, "orders", {0: state.order}).values()
+    filed = sum(len(order) for order in orders)
+    if filed != wanted:
+        found.append(f"evictable: place {place} files {filed} leaves, a recount {wanted}")
+    return found
+
+
+def _pool(pool: PoolState, here: dict[int, Node]) -> list[str]:
+    found: list[str] = []
+    pages: list[int] = []
+    parts: dict[int, list[tuple[int, int, int]]] = {}
+    for node in here.values():
+        residency = node.places[pool.place]
+        pages += unpack_pages(residency.pages)
+        if sum(run.length for run in residency.runs) != residency.page_count:
+            found.append(f"spans: runs of node {node.id} do not cover its pages")
+        for run in residency.runs:
+            parts.setdefault(run.span, []).append((run.first, run.length, node.id))
+    if len(set(pages)) != len(pages):
+        found.append(f"pages: pool {pool.place} has a page in two nodes")
+    if set(pages) != pool.owned:
+        found.append(f"pages: pool {pool.place} owns {len(pool.owned)}, nodes hold {len(pages)}")
+    if any(page >= pool.page_count for page in pages):
+        found.append(f"pages: pool {pool.place} has a page beyond {pool.page_count}")
+    if parts.keys() != pool.spans.keys():
+        found.append(f"spans: pool {pool.place} knows {len(pool.spans)}, nodes hold {len(parts)}")
+    for span, runs in parts.items():
+        runs.sort()
+        listed = [node.id for node in pool.spans[span].parts] if span in pool.spans else []
+        if [node_id for _, _, node_id in runs] != listed:
+            found.append(f"spans: span {span} of pool {pool.place} lists {listed}, holds {runs}")
+        at = 0
+        for first, length, node_id in runs:
+            if first != at:
+                found.append(f"spans: span {span} has a hole or overlap at node {node_id}")
+            at = first + length
+    return found
+
+
+def _locks(place: Place, here: dict[int, Node], ends: list[Node]) -> list[str]:
+    counted: dict[int, int] = {}
+    for end in ends:
+        for node in end.path():
+            counted[node.id] = counted.get(node.id, 0) + 1
+    found: list[str] = []
+    for node in here.values():
+        locks = node.places[place].locks
+        if locks != counted.get(node.id, 0):
+            found.append(
+                f"locks: node {node.id} at {place} has {locks}, claims below are "
+                f"{counted.get(node.id, 0)}"
+            )
+    missing = sorted(counted.keys() - here.keys())
+    if missing:
+        found.append(f"locks: claims at {place} on nodes {missing} without pages there")
+    return found
+
+
+def _claims(directory: Directory) -> dict[Place, list[Node]]:
+    claims: dict[Place, list[Node]] = {}
+    for lease in directory.leases:
+        for place, node in lease.claims.items():
+            claims.setdefault(place, []).append(node)
+    for copy in directory.transfers.copies.values():
+        if copy.claim is not None:
+            claims.setdefault(HOST, []).append(copy.claim)
+    return claims
+
+
+def _host(directory: Directory) -> list[str]:
+    found: list[str] = []
+    held: dict[int, list[int]] = {}
+    for node in directory.host.nodes.values():
+        size = node.space.page_bytes
+        held.setdefault(size, []).extend(unpack_pages(node.places[HOST].pages))
+    for size in sorted({*held, *directory.slots.page_sizes}):
+        mine, free = held.get(size, []), directory.slots.free_slots(size)
+        both = set(mine) | set(free)
+        capacity = directory.slots.capacity(size)
+        if len(both) != len(mine) + len(free) or len(both) != capacity:
+            found.append(
+                f"host: {len(mine)} held + {len(free)} free slots of {size} bytes, "
+                f"{len(both)} distinct of {capacity}"
+            )
+    return found
+
+
+def _leases(directory: Directory) -> list[str]:
+    found: list[str] = []
+    by_pool: dict[int, set[int]] = {}
+    for lease in directory.leases:
+        by_pool.setdefault(lease.owner.pool, set()).add(lease.id)
+    gone = sorted(by_pool.keys() - directory.pools.keys())
+    found += [f"leases: {len(by_pool[place])} of pool {place}, which is gone" for place in gone]
+    for place, pool in directory.pools.items():
+        if by_pool.get(place, set()) != pool.leases.keys():
+            found.append(f"leases: pool {place} lists {len(pool.leases)} leases, wrongly")
+    return found
+
+
+def _transfers(directory: Directory) -> list[str]:
+    found: list[str] = []
+    copies = directory.transfers.copies
+    fills = directory.tree.fills
+    if {op for op, copy in copies.items() if copy.kind == "backup"} != fills.keys():
+        found.append(f"transfers: fills {sorted(fills)} are not the backups in flight")
+    for op, nodes in fills.items():
+        for node in nodes:
+            residency = node.places.get(HOST)
+            if residency is None or residency.op != op:
+                found.append(f"transfers: node {node.id} is not filling by copy {op}")
+    for place, pool in directory.pools.items():
+        touching = {op for op, copy in copies.items() if place in copy.pools}
+        if touching != pool.copies.keys():
+            found.append(f"transfers: pool {place} lists copies {sorted(pool.copies)}")
+        if not pool.live and pool.nodes:
+            found.append(f"residency: closing pool {place} still holds {len(pool.nodes)} nodes")
+    found += [
+        f"residency: node {node.id} is at pool {place}, which is gone"
+        for node in directory.tree.nodes.values()
+        for place in node.places
+        if is_pool(place) and place not in directory.pools
+    ]
+    return found

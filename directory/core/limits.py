@@ -1,0 +1,48 @@
+"""Every limit of treecored in one file, with the relations between them asserted.
+
+A loop, queue or message that has no line here is a defect. Units stand last in the names.
+"""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+MESSAGE_BYTES_MAX: Final = 16 * MIB
+"""One wire message. A prompt of 1 M tokens is 4 MiB of packed ids, its pages at most as much."""
+TOKENS_BYTES_MAX: Final = 8 * MIB
+PAGES_BYTES_MAX: Final = 4 * MIB
+NESTING_DEPTH_MAX: Final = 8
+FDS_PER_FRAME_MAX: Final = 64
+
+INSTANCE_CHARS_MAX: Final = 128
+REQUEST_CHARS_MAX: Final = 256
+KEY_PART_CHARS_MAX: Final = 1024
+NAMESPACES_MAX: Final = 65_536
+
+PAGE_SIZE_MAX: Final = 4_096
+POOL_PAGES_MAX: Final = 1 << 26
+POOLS_MAX: Final = 1_024
+BUFFERS_PER_POOL_MAX: Final = 4_096
+SEGMENTS_MAX: Final = 1 << 16
+SLOTS_PER_SEGMENT_MAX: Final = 1 << 16
+
+LEASES_PER_POOL_MAX: Final = 65_536
+BACKUPS_IN_FLIGHT_MAX: Final = 64
+BACKUPS_PENDING_MAX: Final = 262_144
+RESTORES_PER_POOL_MAX: Final = 1_024
+BACKUP_PAGES_MAX: Final = 4_096
+"""Pages of one backup; a longer node is split so that no single copy holds the queue long."""
+
+UNACKED_MESSAGES_MAX: Final = 65_536
+KEPT_ANSWERS_MAX: Final = 65_536
+STORY_LINES_MAX: Final = 64
+
+FENCE_DEADLINE_MS: Final = 5_000
+CALL_DEADLINE_MS: Final = 2_000
+RESEND_AFTER_MS: Final = 200
+
+assert TOKENS_BYTES_MAX + PAGES_BYTES_MAX < MESSAGE_BYTES_MAX
+assert KEPT_ANSWERS_MAX >= UNACKED_MESSAGES_MAX
+assert RESEND_AFTER_MS < CALL_DEADLINE_MS < FENCE_DEADLINE_MS
+assert SEGMENTS_MAX * SLOTS_PER_SEGMENT_MAX <= 1 << 32, "a host slot id is 32 bits"

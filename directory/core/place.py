@@ -1,0 +1,148 @@
+"""Places: the bookkeeping of one pool or of the host tier beside the tree.
+
+Owns page totals, the eviction order and, for pools, the spans. `tree.Tree` mutates totals, order
+and span parts; `Directory` (or the mirror) creates and closes places.
+"""
+
+from __future__ import annotations
+
+from directory.core.eviction import EvictionOrder
+from directory.core.ids import HOST, POOL_WORD, NodeId, Place, PoolId
+from directory.core.node import Node
+from directory.core.states import PoolPhase
+
+
+class PlaceState:
+    """One place. Page counts are of RESIDENT pages; `locked_pages` of those under a lease."""
+
+    __slots__ = ("locked_pages", "nodes", "order", "pages", "place", "tick")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.order = EvictionOrder()
+        self.nodes: dict[NodeId, Node] = {}
+        self.pages = 0
+        self.locked_pages = 0
+        self.tick = 0
+
+    def next_tick(self) -> int:
+        """Advance this place's clock of uses by one operation."""
+        self.tick += 1
+        return self.tick
+
+    def order_for(self, node: Node) -> EvictionOrder:  # noqa: ARG002 - the host tier needs it
+        """Return the eviction order a node belongs to."""
+        return self.order
+
+    def count(self, node: Node, pages: int, locked: int) -> None:  # noqa: ARG002 - likewise
+        """Add to the totals of resident and of locked pages."""
+        self.pages += pages
+        self.locked_pages += locked
+
+    @property
+    def evictable_pages(self) -> int:
+        """Resident pages that no lease protects."""
+        return self.pages - self.locked_pages
+
+
+class HostState(PlaceState):
+    """The host tier: one eviction order a page size, for slots of one size free only that size.
+
+    `evictable`: resident pages without a lease, by page size in bytes.
+    """
+
+    __slots__ = ("evictable", "orders")
+
+    def __init__(self) -> None:
+        super().__init__(HOST)
+        self.orders: dict[int, EvictionOrder] = {}
+        self.evictable: dict[int, int] = {}
+
+    def count(self, node: Node, pages: int, locked: int) -> None:
+        """Add to the totals, and to those of the node's page size."""
+        super().count(node, pages, locked)
+        size = node.space.page_bytes
+        self.evictable[size] = self.evictable.get(size, 0) + pages - locked
+
+    def order_for(self, node: Node) -> EvictionOrder:
+        """Return the order of the node's page size in bytes."""
+        size = node.space.page_bytes
+        order = self.orders.get(size)
+        if order is None:
+            order = self.orders[size] = EvictionOrder()
+        return order
+
+
+class SpanState:
+    """One insert report's word and the nodes that hold its pages, ordered from the root down."""
+
+    __slots__ = ("parts", "value")
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self.parts: list[Node] = []
+
+
+class PoolState(PlaceState):
+    """One registration of one scheduler's pool."""
+
+    __slots__ = (
+        "copies",
+        "fingerprint",
+        "generation",
+        "instance",
+        "leases",
+        "mode",
+        "owned",
+        "page_bytes",
+        "page_count",
+        "page_size",
+        "phase",
+        "restores",
+        "spans",
+        "word",
+    )
+
+    def __init__(
+        self,
+        pool: PoolId,
+        *,
+        instance: str,
+        generation: int,
+        fingerprint: bytes,
+        page_size: int,
+        page_count: int,
+        page_bytes: int,
+        mode: str,
+    ) -> None:
+        super().__init__(pool)
+        self.instance = instance
+        self.generation = generation
+        self.fingerprint = fingerprint
+        self.page_size = page_size
+        self.page_count = page_count
+        self.page_bytes = page_bytes
+        self.mode = mode
+        self.phase = PoolPhase.LIVE
+        self.word = 0
+        self.spans: dict[int, SpanState] = {}
+        self.owned: set[int] = set()
+        self.leases: dict[int, None] = {}
+        self.copies: dict[int, None] = {}
+        self.restores = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether the owner is alive and its pages may be read."""
+        return self.phase is PoolPhase.LIVE
+
+    def span_value(self, span: int) -> int:
+        """Return the value a span was last reported with (the pool word's for slot 0)."""
+        return self.word if span == POOL_WORD else self.spans[span].value
+
+    def __repr__(self) -> str:
+        return (
+            f"Pool({self.place} {self.instance!r} generation {self.generation} {self.phase}, "
+            f"pages={self.pages}/{self.page_count}, locked={self.locked_pages}, "
+            f"leases={len(self.leases)}, copies={len(self.copies)})"
+        )

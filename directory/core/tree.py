@@ -1,0 +1,402 @@
+"""The radix tree of token paths, with a residency of pages a node and place.
+
+Owns nodes, edges, residencies, lock counts, page totals and eviction orders, and keeps them
+consistent under split, merge and prune. It decides no policy: what to copy, lease or evict is
+the caller's (`pool`, `Directory`, the shim's mirror). It never compares anything but tokens.
+"""
+
+from __future__ import annotations
+
+from directory.core import limits
+from directory.core.errors import InternalError, StaleNode, TooMany
+from directory.core.ids import HOST, NodeId, OpId, Place, is_pool
+from directory.core.namespace import NamespaceKey
+from directory.core.node import Node, Residency, Run, Space
+from directory.core.place import PlaceState, PoolState
+from directory.core.spans import join_runs, merge_parts, split_parts, split_runs
+from directory.core.states import RESIDENCY, ResidencyEvent, ResidencyState, step
+
+Step = tuple[Node, int]
+"""A node on a path and how many of its pages matched (all, but for the last node)."""
+
+
+class Tree:
+    """Nodes by id, roots by namespace, places by id, fills in flight by operation."""
+
+    def __init__(self) -> None:
+        self.spaces: dict[tuple[bytes, NamespaceKey], Space] = {}
+        self.nodes: dict[NodeId, Node] = {}
+        self.places: dict[Place, PlaceState] = {}
+        self.fills: dict[OpId, list[Node]] = {}
+        self._last_id: NodeId = 0
+
+    # Namespaces and look-up.
+
+    def space(
+        self, fingerprint: bytes, key: NamespaceKey, page_size: int, page_bytes: int
+    ) -> Space:
+        """Return the namespace's space, made on first use; raises `TooMany` beyond the limit."""
+        space = self.spaces.get((fingerprint, key))
+        if space is None:
+            if len(self.spaces) >= limits.NAMESPACES_MAX:
+                raise TooMany(f"{limits.NAMESPACES_MAX} namespaces are in use; flush or reuse some")
+            key.check()
+            space = self.spaces[fingerprint, key] = Space(fingerprint, key, page_size, page_bytes)
+        return space
+
+    def find_space(self, fingerprint: bytes, key: NamespaceKey) -> Space | None:
+        """Return the namespace's space if anything was ever published in it."""
+        return self.spaces.get((fingerprint, key))
+
+    def node(self, node_id: NodeId) -> Node:
+        """Return a node by id, or raise `StaleNode`."""
+        try:
+            return self.nodes[node_id]
+        except KeyError:
+            raise StaleNode(f"node {node_id} is not in the tree any more; match again") from None
+
+    def walk(self, space: Space, tokens: bytes) -> list[Step]:
+        """Return the longest path of whole pages that starts `tokens`. Compares bytes only."""
+        steps: list[Step] = []
+        page = space.page_key
+        end = len(tokens) - len(tokens) % page
+        node, position = space.root, 0
+        while position < end:
+            child = node.children.get(tokens[position : position + page])
+            if child is None:
+                break
+            edge = child.edge
+            if not tokens.startswith(edge, position, end):
+                steps.append((child, _common_pages(edge, tokens, position, end, page)))
+                break
+            steps.append((child, len(edge) // page))
+            position += len(edge)
+            node = child
+        return steps
+
+    # Shape.
+
+    def add_leaf(self, parent: Node, edge: bytes) -> Node:
+        """Hang a new node without residency below `parent`."""
+        self._last_id += 1
+        node = Node(self._last_id, parent, edge, parent.space)
+        parent.children[edge[: parent.space.page_key]] = node
+        self.nodes[node.id] = node
+        return node
+
+    def split(self, node: Node, pages: int) -> Node:
+        """Cut a node after `pages` pages; return the new upper half. The lower keeps the id.
+
+        Both halves inherit residency, locks and fills in flight.
+        """
+        parent, key = node.parent, node.space.page_key
+        if parent is None or not 0 < pages < node.page_count:
+            raise InternalError(f"cannot split {node!r} at {pages}")
+        cut = pages * key
+        upper = self.add_leaf(parent, node.edge[:cut])
+        node.edge = node.edge[cut:]
+        node.parent = upper
+        upper.children[node.edge[:key]] = node
+        for place, lower in node.places.items():
+            top, bottom = split_runs(lower.runs, pages)
+            half = Residency(
+                lower.state, lower.pages[: 4 * pages], top, lower.written, lower.tick, lower.op
+            )
+            half.locks = lower.locks
+            half.children = 1
+            lower.pages = lower.pages[4 * pages :]
+            lower.runs = bottom
+            upper.places[place] = half
+            state = self.places[place]
+            state.nodes[upper.id] = upper
+            if isinstance(state, PoolState):
+                split_parts(state, node, upper)
+            if lower.op:
+                nodes = self.fills[lower.op]
+                nodes.insert(nodes.index(node), upper)
+        return upper
+
+    def prune(self, node: Node) -> None:
+        """Remove a node that has neither pages nor children, and its ancestors likewise; merge
+        what is left of the chain. A space without nodes goes too."""
+        while node.parent is not None and not node.places and not node.children:
+            parent = node.parent
+            del parent.children[node.edge[: node.space.page_key]]
+            del self.nodes[node.id]
+            node = parent
+        if node.parent is not None:
+            self.merge(node)
+        elif not node.children:
+            self.spaces.pop((node.space.fingerprint, node.space.key), None)
+
+    def merge(self, node: Node) -> None:
+        """Merge a node into its only child where nothing tells the two apart."""
+        if node.parent is None or node.ends or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        if node.places.keys() != child.places.keys():
+            return
+        for place, upper in node.places.items():
+            lower = child.places[place]
+            if not (
+                upper.state is lower.state is ResidencyState.RESIDENT
+                and upper.locks == lower.locks
+                and upper.tick == lower.tick
+            ):
+                return
+        key = node.space.page_key
+        for place, lower in child.places.items():
+            upper = node.places[place]
+            lower.pages = upper.pages + lower.pages
+            lower.runs = join_runs(upper.runs, lower.runs)
+            lower.written = (
+                max(upper.written[0], lower.written[0]),
+                max(upper.written[1], lower.written[1]),
+            )
+            state = self.places[place]
+            del state.nodes[node.id]
+            if isinstance(state, PoolState):
+                merge_parts(state, node, child, upper.runs)
+        node.parent.children[node.edge[:key]] = child
+        child.edge = node.edge + child.edge
+        child.parent = node.parent
+        del self.nodes[node.id]
+
+    # Residency.
+
+    def publish(
+        self,
+        node: Node,
+        place: Place,
+        pages: bytes,
+        runs: tuple[Run, ...],
+        written: tuple[int, int],
+        tick: int,
+    ) -> None:
+        """Absent -> resident. For pools, the runs' spans must be known to the pool."""
+        state = step(RESIDENCY, ResidencyState.ABSENT, ResidencyEvent.PUBLISH, node)
+        self._attach(node, place, Residency(state, pages, runs, written, tick))
+
+    def begin_fill(self, node: Node, place: Place, pages: bytes, op: OpId, tick: int) -> None:
+        """Absent -> filling by an operation; several nodes of one path may share it."""
+        state = step(RESIDENCY, ResidencyState.ABSENT, ResidencyEvent.BEGIN_FILL, node)
+        self.fills.setdefault(op, []).append(node)
+        self._attach(node, place, Residency(state, pages, (), (0, 0), tick, op))
+
+    def land(self, op: OpId, place: Place) -> tuple[list[Node], bytes]:
+        """Filling -> resident for all nodes of an operation; a retired one is detached instead.
+
+        Returns the nodes now resident (root side first) and the pages that are free again.
+        """
+        landed: list[Node] = []
+        freed: list[bytes] = []
+        nodes = self.fills.pop(op)
+        for node in reversed(nodes):
+            residency = node.places[place]
+            residency.op = 0
+            if residency.state is ResidencyState.DRAINING:
+                freed.append(self._release(node, place))
+                continue
+            residency.state = step(RESIDENCY, residency.state, ResidencyEvent.LAND, node)
+            self._count(place, node, residency, 1)
+            self.refresh(node, place)
+            landed.append(node)
+        landed.reverse()
+        if freed:
+            freed.append(self._sweep(nodes, place))
+        return landed, b"".join(freed)
+
+    def lose(self, op: OpId, place: Place) -> tuple[list[Node], bytes]:
+        """Filling -> absent for all nodes of an operation. Returns nodes and freed pages."""
+        nodes = self.fills.pop(op)
+        freed: list[bytes] = []
+        for node in reversed(nodes):
+            residency = node.places[place]
+            event = ResidencyEvent.LOSE
+            if residency.state is ResidencyState.DRAINING:
+                event = ResidencyEvent.RELEASE
+            step(RESIDENCY, residency.state, event, node)
+            freed.append(self._detach(node, place))
+        freed.append(self._sweep(nodes, place))
+        return nodes, b"".join(freed)
+
+    def drop(self, node: Node, place: Place) -> bytes:
+        """Resident -> absent; the node must be an unlocked leaf there. Returns its pages.
+
+        The caller prunes."""
+        residency = node.places[place]
+        step(RESIDENCY, residency.state, ResidencyEvent.DROP, node)
+        return self._detach(node, place)
+
+    def retire(self, node: Node, place: Place) -> None:
+        """Resident or filling -> draining: matched by nobody, freed when nothing holds it."""
+        residency = node.places[place]
+        if residency.state is ResidencyState.RESIDENT:
+            self._count(place, node, residency, -1)
+        residency.state = step(RESIDENCY, residency.state, ResidencyEvent.RETIRE, node)
+        self.refresh(node, place)
+
+    def release_drained(self, node: Node, place: Place) -> bytes:
+        """Detach a node, and then its ancestors, that are draining and held by nothing more.
+
+        Returns the freed pages; prunes."""
+        freed: list[bytes] = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            residency = at.places.get(place)
+            if (
+                residency is None
+                or residency.state is not ResidencyState.DRAINING
+                or residency.locks
+                or residency.children
+                or residency.op
+            ):
+                break
+            parent = at.parent
+            freed.append(self._release(at, place))
+            at = parent
+        if freed:
+            self.prune(node)
+        return b"".join(freed)
+
+    # Locks, recency, order.
+
+    def lock(self, node: Node, place: Place) -> None:
+        """Protect the pages of a node and its ancestors at a place (one more claim)."""
+        node.ends += 1
+        state = self.places[place]
+        at = node
+        while at.parent is not None:
+            residency = at.places[place]
+            residency.locks += 1
+            if residency.locks == 1:
+                if residency.state is ResidencyState.RESIDENT:
+                    state.count(at, 0, residency.page_count)
+                state.order_for(at).discard(at.id)
+            at = at.parent
+
+    def unlock(self, node: Node, place: Place) -> bytes:
+        """Undo one `lock`. Returns pages that were only draining and are free now."""
+        node.ends -= 1
+        state = self.places[place]
+        at = node
+        while at.parent is not None:
+            residency = at.places[place]
+            residency.locks -= 1
+            if residency.locks < 0:
+                raise InternalError(f"negative lock count at {place} of {at!r}")
+            if residency.locks == 0:
+                if residency.state is ResidencyState.RESIDENT:
+                    state.count(at, 0, -residency.page_count)
+                self.refresh(at, place)
+            at = at.parent
+        return self.release_drained(node, place)
+
+    def touch(self, steps: list[Step], place: Place, tick: int) -> None:
+        """Mark the nodes of a path as used at a place, as far as they are there."""
+        for node, _ in steps:
+            residency = node.places.get(place)
+            if residency is None:
+                return
+            residency.tick = tick
+            if not residency.children:
+                self.refresh(node, place)
+
+    def refresh(self, node: Node, place: Place) -> None:
+        """Put a node into its eviction order, or take it out, as its state says."""
+        residency = node.places.get(place)
+        if residency is None or node.parent is None:
+            return
+        order = self.places[place].order_for(node)
+        if (
+            residency.state is ResidencyState.RESIDENT
+            and not residency.locks
+            and not residency.children
+        ):
+            order.put(node.id, self.rank(node, place), residency.tick)
+        else:
+            order.discard(node.id)
+
+    def rank(self, node: Node, place: Place) -> int:
+        """Eviction class: at the host, mirrors of pool-resident pages (0) go before others (1)."""
+        if place != HOST:
+            return 0
+        return 0 if any(is_pool(at) for at in node.places) else 1
+
+    # Private.
+
+    def _attach(self, node: Node, place: Place, residency: Residency) -> None:
+        if place in node.places or residency.page_count != node.page_count:
+            raise InternalError(f"cannot attach {residency!r} at {place} to {node!r}")
+        parent = node.parent
+        if parent is not None and parent.parent is not None:
+            above = parent.places.get(place)
+            if above is None:
+                raise InternalError(f"{node!r} at {place} without its ancestor {parent!r}")
+            above.children += 1
+            self.refresh(parent, place)
+        node.places[place] = residency
+        state = self.places[place]
+        state.nodes[node.id] = node
+        if isinstance(state, PoolState):
+            for run in residency.runs:
+                state.spans[run.span].parts.append(node)
+        if residency.state is ResidencyState.RESIDENT:
+            self._count(place, node, residency, 1)
+        self.refresh(node, place)
+        if place != HOST:
+            self.refresh(node, HOST)
+
+    def _detach(self, node: Node, place: Place) -> bytes:
+        residency = node.places[place]
+        if residency.locks or residency.children:
+            raise InternalError(f"cannot detach {residency!r} at {place} from {node!r}")
+        state = self.places[place]
+        state.order_for(node).discard(node.id)
+        del node.places[place]
+        del state.nodes[node.id]
+        if residency.state is ResidencyState.RESIDENT:
+            self._count(place, node, residency, -1)
+        if isinstance(state, PoolState):
+            for run in residency.runs:
+                span = state.spans[run.span]
+                span.parts.remove(node)
+                if not span.parts:
+                    del state.spans[run.span]
+        parent = node.parent
+        if parent is not None and parent.parent is not None:
+            parent.places[place].children -= 1
+            self.refresh(parent, place)
+        if place != HOST:
+            self.refresh(node, HOST)
+        return residency.pages
+
+    def _sweep(self, nodes: list[Node], place: Place) -> bytes:
+        """Prune nodes of one path after they lost a place, and let go what drained above them."""
+        above = nodes[0].parent
+        for node in reversed(nodes):
+            if node.id in self.nodes:
+                self.prune(node)
+        if above is not None and above.id in self.nodes:
+            return self.release_drained(above, place)
+        return b""
+
+    def _release(self, node: Node, place: Place) -> bytes:
+        step(RESIDENCY, node.places[place].state, ResidencyEvent.RELEASE, node)
+        return self._detach(node, place)
+
+    def _count(self, place: Place, node: Node, residency: Residency, sign: int) -> None:
+        pages = sign * residency.page_count
+        self.places[place].count(node, pages, pages if residency.locks else 0)
+
+
+def _common_pages(edge: bytes, tokens: bytes, position: int, end: int, page: int) -> int:
+    """Return how many whole pages of `edge` agree with `tokens` at `position`; at least 1 does."""
+    low, high = 1, min(len(edge), end - position) // page
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(edge[low * page : middle * page], position + low * page):
+            low = middle
+        else:
+            high = middle - 1
+    return low

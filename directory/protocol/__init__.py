@@ -1,0 +1,1 @@
+"""Wire messages between a scheduler's shim and the daemon, and their reliable stream."""

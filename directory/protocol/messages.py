@@ -1,0 +1,133 @@
+"""Wire messages: what travels on the session socket and on ZeroMQ.
+
+Owns the envelopes and the session's own messages; the bodies of client messages and answers are
+the core's events and actions as they are. Evolution: new fields have defaults and stand last,
+unions are tagged, a tag is never reused. docs/protocol.md has the tables, a test holds it to
+this file.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from directory.core.actions import (
+    Counters,
+    Done,
+    GaveUp,
+    Inserted,
+    Locked,
+    Matched,
+    Refused,
+    Restored,
+)
+from directory.core.events import (
+    Evict,
+    Evicted,
+    Flush,
+    Insert,
+    Lock,
+    Match,
+    Mode,
+    Restore,
+    Stats,
+    Unlock,
+)
+from directory.core.ids import PoolId
+
+# Session socket: one tagged map a frame, file descriptors beside it.
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a session. `software` is free text for logs."""
+
+    version_min: int
+    version_max: int
+    software: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The version both speak and the daemon's boot epoch."""
+
+    version: int
+    epoch: int
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    """Hand a pool over. `layout`: msgpack of transfer.layout.PoolLayout.
+
+    File descriptors of the frame, in order: one memfd an allocation of the layout, the timelines,
+    the span words; all sealed against shrinking.
+    """
+
+    instance: str
+    fingerprint: bytes
+    mode: Mode
+    layout: bytes
+
+
+class Registered(msgspec.Struct, frozen=True, tag="registered"):
+    """The pool is imported. `secret` proves the ZeroMQ identity; `endpoint` is where to connect."""
+
+    pool: PoolId
+    generation: int
+    secret: bytes
+    endpoint: str
+
+
+class SessionRefused(msgspec.Struct, frozen=True, tag="error"):
+    """A typed error; the daemon closes the session after it."""
+
+    code: str
+    message: str
+
+
+SessionRequest = Hello | Register
+SessionReply = Welcome | Registered | SessionRefused
+
+
+# ZeroMQ: one frame of array-like msgpack a message.
+
+
+class Attach(msgspec.Struct, array_like=True, frozen=True, tag="attach"):
+    """First message of a ZeroMQ identity: proves which session it belongs to."""
+
+    pool: PoolId
+    secret: bytes
+
+
+class Attached(msgspec.Struct, array_like=True, frozen=True, tag="attached"):
+    """The identity is known now."""
+
+
+class Acked(msgspec.Struct, array_like=True, frozen=True, tag="acked"):
+    """Nothing but the cumulative acknowledgement of its envelope."""
+
+
+ClientBody = Attach | Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Stats
+DaemonBody = (
+    Attached | Acked | Done | Refused | Matched | Locked | Inserted | GaveUp | Restored | Counters
+)
+
+
+class Envelope(msgspec.Struct, array_like=True, frozen=True):
+    """Client to daemon. `seq`: from 1 up, one a message of this registration (Attach: 0).
+
+    `answered`: every answer up to this seq has been received and need not be kept.
+    """
+
+    epoch: int
+    seq: int
+    answered: int
+    body: ClientBody
+
+
+class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):
+    """Daemon to client. `acked`: every message up to this seq has been carried out.
+
+    `seq`: the message that is answered, 0 for none.
+    """
+
+    epoch: int
+    acked: int
+    seq: int
+    body: DaemonBody

@@ -1,0 +1,145 @@
+"""The numbered stream over ZeroMQ: sequence numbers, cumulative acks, resending, kept answers.
+
+ZeroMQ drops, blocks and replays in its own ways; these two pure classes make of it a stream in
+which every message takes effect exactly once and every answer can be had again until the client
+says it has it. No clock and no socket: the caller passes microseconds and sends the bytes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+
+from directory.core import limits
+from directory.core.errors import TooMany
+
+
+class Arrival(Enum):
+    """What a message's number says about it."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    GAP = "gap"
+
+
+class _Sent:
+    """A message that is not done with. `asks`: it wants an answer, not only an ack."""
+
+    __slots__ = ("asks", "body", "due_us", "wait_us")
+
+    def __init__(self, body: object, asks: bool, due_us: int, wait_us: int) -> None:
+        self.body = body
+        self.asks = asks
+        self.due_us = due_us
+        self.wait_us = wait_us
+
+
+class SendStream:
+    """The client's end. A message is done once acked and, if it asks, answered or given up."""
+
+    def __init__(self, resend_after_us: int = limits.RESEND_AFTER_MS * 1000) -> None:
+        self._resend_after_us = resend_after_us
+        self._open: OrderedDict[int, _Sent] = OrderedDict()
+        self._last = 0
+        self._acked = 0
+
+    def push(self, body: object, *, asks: bool, now_us: int) -> int:
+        """Number a message; the caller sends it at once. Raises `TooMany` when too much is open."""
+        if len(self._open) >= limits.UNACKED_MESSAGES_MAX:
+            raise TooMany(f"{len(self._open)} messages are unacknowledged; the daemon is not there")
+        self._last += 1
+        wait = self._resend_after_us
+        self._open[self._last] = _Sent(body, asks, now_us + wait, wait)
+        return self._last
+
+    def on_reply(self, acked: int, seq: int) -> bool:
+        """Take in a reply's numbers. Returns whether `seq` is an answer still waited for."""
+        if self._acked < acked <= self._last:
+            self._acked = acked
+            for number in list(self._open):
+                if number > acked:
+                    break
+                if not self._open[number].asks:
+                    del self._open[number]
+        sent = self._open.get(seq)
+        if sent is None:
+            return False
+        wanted = sent.asks
+        if seq <= self._acked:
+            del self._open[seq]
+        else:
+            sent.asks = False
+        return wanted
+
+    def give_up(self, seq: int) -> None:
+        """The caller no longer wants the answer (its deadline passed); delivery still matters."""
+        sent = self._open.get(seq)
+        if sent is not None:
+            sent.asks = False
+            if seq <= self._acked:
+                del self._open[seq]
+
+    def due(self, now_us: int) -> list[tuple[int, object]]:
+        """Return (seq, body) to send again now, in order; each waits twice as long next time."""
+        again: list[tuple[int, object]] = []
+        for seq, sent in self._open.items():
+            if sent.due_us <= now_us:
+                sent.wait_us = min(2 * sent.wait_us, 32 * self._resend_after_us)
+                sent.due_us = now_us + sent.wait_us
+                again.append((seq, sent.body))
+        return again
+
+    @property
+    def answered(self) -> int:
+        """Every answer up to this number has been received or is not wanted."""
+        for seq, sent in self._open.items():
+            if sent.asks:
+                return seq - 1
+        return self._last
+
+    @property
+    def open_count(self) -> int:
+        """Messages not done with."""
+        return len(self._open)
+
+    @property
+    def acked(self) -> int:
+        """Every message up to this number has been carried out."""
+        return self._acked
+
+
+class ReceiveStream:
+    """The daemon's end, one a registration."""
+
+    def __init__(self) -> None:
+        self.acked = 0
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+
+    def arrive(self, seq: int, answered: int) -> Arrival:
+        """Take in a message's numbers; a NEW one must be carried out now."""
+        while self._kept and next(iter(self._kept)) <= answered:
+            self._kept.popitem(last=False)
+        if seq <= self.acked:
+            return Arrival.DUPLICATE
+        if seq > self.acked + 1:
+            return Arrival.GAP
+        self.acked = seq
+        return Arrival.NEW
+
+    def keep(self, seq: int, frame: bytes) -> int:
+        """Keep an answer until the client has it; returns how many old ones had to be dropped."""
+        self._kept[seq] = frame
+        dropped = 0
+        while len(self._kept) > limits.KEPT_ANSWERS_MAX:
+            self._kept.popitem(last=False)
+            dropped += 1
+        return dropped
+
+    def again(self, seq: int) -> bytes | None:
+        """Return the kept answer of a duplicate, or None while there is none."""
+        return self._kept.get(seq)
+
+    @property
+    def kept_count(self) -> int:
+        """Answers kept."""
+        return len(self._kept)

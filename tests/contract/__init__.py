@@ -1,0 +1,1 @@
+"""Contract suites: the same tests over the fake and the real of one interface."""

@@ -1,0 +1,1 @@
+"""Property tests: random histories compared with a plain model."""

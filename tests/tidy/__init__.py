@@ -1,0 +1,1 @@
+"""Tests of the source itself: imports, file shape, forbidden constructs."""

@@ -1,0 +1,1 @@
+"""Unit tests: one folder a source package, one file a source module."""

@@ -1,0 +1,1 @@
+"""The part that moves bytes: layouts, fences, devices, the host tier and the mover process."""

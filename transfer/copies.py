@@ -1,0 +1,106 @@
+"""One copy on its way through the engine: its state table and what belongs to it.
+
+Owns the life cycle of a copy. Decides nothing; the engine names the steps.
+"""
+
+import enum
+from collections.abc import Iterator
+
+from directory.core.actions import SubmitCopy
+from directory.core.errors import InvalidTransition
+from directory.core.events import CopyDone, Outcome
+from directory.core.ids import PoolId, is_pool
+from transfer.device.protocol import Ticket
+from transfer.plan import RangeBatch
+
+
+class CopyState(enum.Enum):
+    """Where a copy is."""
+
+    FENCED = "fenced"  # waits for its fences; nothing is touched
+    READY = "ready"  # waits for its turn; nothing is touched
+    RUNNING = "running"  # slices are being submitted or are in flight
+    DRAINING = "draining"  # lost; no slice follows, those in flight still touch its pages
+    DONE = "done"  # nothing touches its pages any more
+
+
+class CopyStep(enum.Enum):
+    """What can happen to a copy."""
+
+    PASS = "pass"  # all fences have passed
+    START = "start"  # its words are as reported and its plan is made
+    DROP = "drop"  # it is lost before anything was submitted
+    LOSE = "lose"  # it is lost while slices may be in flight
+    LAND = "land"  # every slice is done and its words are still as reported
+    DRAIN = "drain"  # the last slice of a lost copy is done
+
+
+TRANSITIONS: dict[tuple[CopyState, CopyStep], CopyState] = {
+    (CopyState.FENCED, CopyStep.PASS): CopyState.READY,
+    (CopyState.FENCED, CopyStep.DROP): CopyState.DONE,
+    (CopyState.READY, CopyStep.START): CopyState.RUNNING,
+    (CopyState.READY, CopyStep.DROP): CopyState.DONE,
+    (CopyState.RUNNING, CopyStep.LOSE): CopyState.DRAINING,
+    (CopyState.RUNNING, CopyStep.LAND): CopyState.DONE,
+    (CopyState.DRAINING, CopyStep.DRAIN): CopyState.DONE,
+}
+
+
+class Copy:
+    """A copy that the engine has taken; mutated by the engine alone."""
+
+    __slots__ = (
+        "deadline_us",
+        "detail",
+        "fences",
+        "in_flight",
+        "more",
+        "nbytes",
+        "outcome",
+        "pools",
+        "request",
+        "slices",
+        "started_us",
+        "state",
+        "urgent",
+    )
+
+    def __init__(self, request: SubmitCopy, deadline_us: int) -> None:
+        self.request = request
+        self.state = CopyState.FENCED
+        self.urgent = request.kind != "backup"
+        self.fences = request.fences  # those that had not passed when last looked at
+        self.deadline_us = deadline_us
+        self.pools = involved_pools(request)
+        self.slices: Iterator[list[RangeBatch]] = iter(())
+        self.more: list[RangeBatch] | None = None  # the next slice to submit; None: no more
+        self.in_flight: set[Ticket] = set()
+        self.outcome: Outcome = "ok"
+        self.detail = ""
+        self.nbytes = 0  # submitted so far
+        self.started_us = 0
+
+    def step(self, step: CopyStep) -> None:
+        """Go to the next state; raises `InvalidTransition` where the table has none."""
+        following = TRANSITIONS.get((self.state, step))
+        if following is None:
+            raise InvalidTransition(f"{self!r} has no step {step.value!r}")
+        self.state = following
+
+    def done(self, now_us: int) -> CopyDone:
+        """The event that reports the copy."""
+        duration_us = now_us - self.started_us if self.started_us else 0
+        return CopyDone(self.request.op, self.outcome, self.detail, self.nbytes, duration_us)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Copy {self.request.op} {self.request.kind} {self.state.value}, "
+            f"{self.nbytes} bytes submitted, {len(self.in_flight)} in flight>"
+        )
+
+
+def involved_pools(request: SubmitCopy) -> frozenset[PoolId]:
+    """Pools whose memory, timelines or words a copy needs."""
+    places = {place for part in request.parts for place in (part.source, part.target)}
+    named = {fence.pool for fence in request.fences} | {word.pool for word in request.words}
+    return frozenset(place for place in places if is_pool(place)) | named

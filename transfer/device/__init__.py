@@ -1,0 +1,1 @@
+"""Devices behind one protocol: what a copy engine needs of each."""

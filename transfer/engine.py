@@ -1,0 +1,299 @@
+"""The copy engine: when a copy may start, in which order slices go, and whether it counts.
+
+Owns the copies under way and the imported pools. Every copy ends in exactly one `CopyDone`, and
+only after nothing touches its pages any more. It never blocks and reads no clock of its own: the
+mover calls `step` and hands in the time. It must never submit before all fences have passed and
+the words are as reported, and never call a copy "ok" before it has looked at the words again.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from directory.core.actions import SubmitCopy
+from directory.core.errors import TransferError
+from directory.core.events import CopyDone, Outcome
+from directory.core.ids import HOST, PoolId
+from directory.core.limits import FENCE_DEADLINE_MS, KIB, MIB
+from transfer.copies import Copy, CopyState, CopyStep
+from transfer.device.protocol import Device, Ticket
+from transfer.fence import describe_fence, describe_word, mismatched, pending
+from transfer.host_tier import HostTierMemory
+from transfer.imports import ImportedPool
+from transfer.layout import PoolLayout
+from transfer.plan import plan, slices
+
+
+class EngineLimits(NamedTuple):
+    """Bounds of the engine's queues and steps."""
+
+    slice_bytes: int = 2 * MIB
+    slice_ranges: int = 4 * KIB
+    submissions_max: int = 4
+    """Slices in flight at once: a restore waits for at most so many slices of backups."""
+    copies_max: int = 64 * KIB
+    fence_deadline_us: int = FENCE_DEADLINE_MS * 1000
+
+
+class PoolReleased(NamedTuple):
+    """A pool is unmapped. `detail`: what could not be closed (empty: everything was)."""
+
+    pool: PoolId
+    detail: str = ""
+
+
+EngineEvent = CopyDone | PoolReleased
+
+
+class Engine:
+    """Runs copies on one device."""
+
+    def __init__(
+        self, device: Device, clock_us: Callable[[], int], limits: EngineLimits | None = None
+    ) -> None:
+        self._device = device
+        self._clock_us = clock_us
+        self._limits = limits or EngineLimits()
+        self._tier: HostTierMemory | None = None
+        self._segments_attached = 0
+        self._pools: dict[PoolId, ImportedPool] = {}
+        self._layouts: dict[PoolId, PoolLayout] = {}
+        self._releasing: set[PoolId] = set()
+        self._copies: dict[int, Copy] = {}  # by op; until their CopyDone
+        self._fenced: dict[int, Copy] = {}
+        self._restores: deque[Copy] = deque()  # READY or RUNNING with slices left, in order
+        self._backups: deque[Copy] = deque()
+        self._tickets: dict[Ticket, Copy] = {}
+        self._events: list[EngineEvent] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether `step` has nothing to do until something is submitted or released."""
+        return not self._copies and not self._releasing and not self._events
+
+    @property
+    def only_fences(self) -> bool:
+        """Whether all copies wait for fences, so that there is nothing to do but to look again."""
+        return not self._events and len(self._fenced) == len(self._copies)
+
+    @property
+    def pool_count(self) -> int:
+        """Pools that are mapped, those being released included."""
+        return len(self._pools)
+
+    def open_tier(self, tier: HostTierMemory) -> None:
+        """Use a host tier, or those of its segments that were opened since the last call."""
+        if self._tier is not None and self._tier is not tier:
+            raise TransferError("there is a host tier already")
+        first = self._segments_attached
+        for number, mapping in enumerate(tier.segments[first:], first):
+            self._device.attach((HOST, number), mapping)
+            self._segments_attached = number + 1
+        self._tier = tier
+
+    def add_pool(self, pool: ImportedPool) -> None:
+        """Use a pool from now on; the engine closes it. Raises `TransferError`: still yours."""
+        if pool.pool in self._pools:
+            raise TransferError(f"pool {pool.pool} is imported already")
+        attached = []
+        try:
+            for key, mapping in pool.memories():
+                self._device.attach(key, mapping)
+                attached.append(key)
+        except TransferError:
+            for key in attached:
+                self._device.detach(key)
+            raise
+        self._pools[pool.pool] = pool
+        self._layouts[pool.pool] = pool.layout
+
+    def release_pool(self, pool: PoolId) -> None:
+        """Lose every copy that involves the pool; unmap it once none touches it any more.
+
+        Ends in `PoolReleased`, also for a pool that is not here.
+        """
+        if pool not in self._pools:
+            self._events.append(PoolReleased(pool))
+            return
+        self._releasing.add(pool)
+        for copy in [c for c in self._copies.values() if pool in c.pools]:
+            self._lose(copy, "void", f"pool {pool} was released")
+
+    def submit(self, request: SubmitCopy) -> None:
+        """Take a copy. Raises `TransferError` for an op that is under way or a full queue."""
+        if request.op in self._copies:
+            raise TransferError(f"copy {request.op} is under way already")
+        if len(self._copies) >= self._limits.copies_max:
+            raise TransferError(f"there are {len(self._copies)} copies under way already")
+        copy = Copy(request, self._clock_us() + self._limits.fence_deadline_us)
+        self._copies[request.op] = copy
+        self._fenced[request.op] = copy
+        gone = [pool for pool in copy.pools if not self._alive(pool)]
+        if gone:
+            self._lose(copy, "void", f"pool {min(gone)} is not imported (any more)")
+
+    def step(self) -> list[EngineEvent]:
+        """Do what can be done now, in bounded time; returns what has ended."""
+        self._collect()
+        self._look_at_fences()
+        self._submit_slices()
+        self._finish_releases()
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Unmap all pools and let go of the tier; only when nothing is in flight."""
+        for pool in list(self._pools):
+            self.release_pool(pool)
+        self._finish_releases()
+        for number in range(self._segments_attached):
+            self._device.detach((HOST, number))
+        self._segments_attached = 0
+        self._tier = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Engine on {self._device.name}: {len(self._pools)} pools, {len(self._copies)} "
+            f"copies, {len(self._fenced)} fenced>"
+        )
+
+    # The parts of a step, in order.
+
+    def _collect(self) -> None:
+        for ticket, error in self._device.poll():
+            copy = self._tickets.pop(ticket)
+            copy.in_flight.remove(ticket)
+            if error and copy.state is CopyState.RUNNING:
+                self._lose(copy, "failed", f"the device failed: {error}")
+            elif not copy.in_flight:
+                self._settle(copy)
+
+    def _look_at_fences(self) -> None:
+        for copy in list(self._fenced.values()):
+            try:
+                copy.fences = pending(copy.fences, self._timeline)
+            except TransferError as error:
+                self._lose(copy, "failed", str(error))
+                continue
+            if not copy.fences:
+                copy.step(CopyStep.PASS)
+                del self._fenced[copy.request.op]
+                (self._restores if copy.urgent else self._backups).append(copy)
+            elif self._clock_us() >= copy.deadline_us:
+                fence = copy.fences[0]
+                stand = describe_fence(fence, self._timeline(fence.pool, fence.timeline))
+                self._lose(copy, "failed", f"fence timeout: {stand}")
+
+    def _submit_slices(self) -> None:
+        while self._device.in_flight < self._limits.submissions_max:
+            lane = self._restores or self._backups
+            if not lane:
+                return
+            copy = lane[0]
+            # The words are read before every slice, not only before the first: once a word has
+            # moved on, the rest of the copy is wasted work.
+            if not self._words_hold(copy):
+                continue
+            if copy.state is CopyState.READY and not self._start(copy):
+                continue
+            if copy.more is not None:
+                try:
+                    ticket = self._device.submit(copy.more, urgent=copy.urgent)
+                except TransferError as error:
+                    self._lose(copy, "failed", str(error))
+                    continue
+                self._tickets[ticket] = copy
+                copy.in_flight.add(ticket)
+                copy.nbytes += sum(batch.nbytes for batch in copy.more)
+                copy.more = next(copy.slices, None)
+            if copy.more is None:
+                lane.popleft()
+                if not copy.in_flight:  # there was nothing to copy
+                    self._settle(copy)
+
+    def _finish_releases(self) -> None:
+        for pool in sorted(self._releasing):
+            if any(pool in copy.pools for copy in self._copies.values()):
+                continue
+            self._releasing.remove(pool)
+            imported = self._pools.pop(pool)
+            del self._layouts[pool]
+            try:
+                for key, _ in imported.memories():
+                    self._device.detach(key)
+                detail = imported.close()
+            except TransferError as error:
+                detail = str(error)
+            self._events.append(PoolReleased(pool, detail))
+
+    # Steps of one copy.
+
+    def _start(self, copy: Copy) -> bool:
+        try:
+            tier = self._tier.shape if self._tier is not None else None
+            batches = plan(copy.request.parts, self._layouts, tier)
+        except TransferError as error:
+            self._lose(copy, "failed", str(error))
+            return False
+        copy.slices = slices(batches, self._limits.slice_bytes, self._limits.slice_ranges)
+        copy.more = next(copy.slices, None)
+        copy.started_us = self._clock_us()
+        copy.step(CopyStep.START)
+        return True
+
+    def _settle(self, copy: Copy) -> None:
+        """Nothing of the copy is in flight: end it, unless slices are still to come."""
+        if copy.state is CopyState.RUNNING and copy.more is None:
+            if self._words_hold(copy):
+                copy.step(CopyStep.LAND)
+                self._report(copy)
+        elif copy.state is CopyState.DRAINING:
+            copy.step(CopyStep.DRAIN)
+            self._report(copy)
+
+    def _words_hold(self, copy: Copy) -> bool:
+        """Whether the words are as reported; otherwise the copy is lost."""
+        try:
+            moved = mismatched(copy.request.words, self._word)
+        except TransferError as error:
+            self._lose(copy, "failed", str(error))
+            return False
+        if moved:
+            word = moved[0]
+            self._lose(copy, "void", describe_word(word, self._word(word.pool, word.slot)))
+        return not moved
+
+    def _lose(self, copy: Copy, outcome: Outcome, detail: str) -> None:
+        """Give a copy up; it is reported once nothing of it is in flight."""
+        if copy.state is CopyState.DRAINING:
+            return
+        copy.outcome, copy.detail = outcome, detail
+        if copy.state is CopyState.RUNNING:
+            self._leave_lane(copy)
+            copy.step(CopyStep.LOSE)
+            if not copy.in_flight:
+                self._settle(copy)
+            return
+        self._leave_lane(copy)
+        copy.step(CopyStep.DROP)
+        self._report(copy)
+
+    def _leave_lane(self, copy: Copy) -> None:
+        copy.more = None
+        self._fenced.pop(copy.request.op, None)
+        lane = self._restores if copy.urgent else self._backups
+        if copy in lane:
+            lane.remove(copy)
+
+    def _report(self, copy: Copy) -> None:
+        del self._copies[copy.request.op]
+        self._events.append(copy.done(self._clock_us()))
+
+    def _alive(self, pool: PoolId) -> bool:
+        return pool in self._pools and pool not in self._releasing
+
+    def _timeline(self, pool: PoolId, index: int) -> int:
+        return self._pools[pool].timelines.read(index)
+
+    def _word(self, pool: PoolId, slot: int) -> int:
+        return self._pools[pool].words.read(slot)

@@ -1,0 +1,1 @@
+"""Sharing memory and fences between processes."""

@@ -1,0 +1,290 @@
+"""The planner: which byte ranges a copy moves, given layouts and page lists.
+
+Pure. Owns how pages become ranges: chunks that lie side by side on both sides are fused, and
+adjacent pages are merged into runs where both sides are contiguous. It must refuse every page
+that is not in its place, and never opens memory or knows an address.
+
+Order: parts as given, then buffers in layout order (so by layer), then pages. About 0.2 us a
+range in plain Python; a device takes a batch of ranges at once.
+"""
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+from directory.core.actions import CopyPart
+from directory.core.errors import LayoutError
+from directory.core.ids import HOST, Place, PoolId, is_pool
+from transfer.host_tier import INDEX_MASK, SEGMENT_SHIFT, TierShape
+from transfer.layout import PoolLayout
+
+MemoryKey: TypeAlias = tuple[Place, int]
+"""One physical memory: (pool, allocation) or (HOST, segment)."""
+
+Range: TypeAlias = tuple[int, int, int]
+"""(source offset, target offset, bytes), offsets within the two memories of its batch."""
+
+assert array("I").itemsize == 4, "packed page lists are unsigned 32-bit"
+
+
+class RangeBatch(NamedTuple):
+    """Ranges between the same two memories. Target ranges of one part never overlap."""
+
+    source: MemoryKey
+    target: MemoryKey
+    ranges: list[Range]
+    nbytes: int
+
+
+class Chunk(NamedTuple):
+    """A part of every page that is contiguous on both sides: where it lies in each."""
+
+    source_allocation: int
+    source_offset: int
+    source_stride: int
+    target_allocation: int
+    target_offset: int
+    target_stride: int
+    nbytes: int
+
+    @property
+    def merges(self) -> bool:
+        """Whether adjacent pages are contiguous on both sides."""
+        return self.source_stride == self.nbytes == self.target_stride
+
+
+def plan_part(
+    part: CopyPart, layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None
+) -> list[RangeBatch]:
+    """Ranges of one part. Raises `LayoutError` for pages or places that do not exist or match."""
+    source_pages = unpack(part.source_pages)
+    target_pages = unpack(part.target_pages)
+    if len(source_pages) != len(target_pages):
+        raise LayoutError(f"{len(source_pages)} source pages for {len(target_pages)} target pages")
+    if not source_pages:
+        return []
+    if len(set(target_pages)) != len(target_pages):
+        raise LayoutError("a target page is named twice")
+    if part.source == HOST and part.target == HOST:
+        raise LayoutError("a copy within the host tier is not a transfer")
+    source = _layout(part.source, layouts)
+    target = _layout(part.target, layouts)
+    chunks = fused_chunks(source, target)
+    page_bytes = (source or target or _unreachable()).page_bytes
+    batches: list[RangeBatch] = []
+    for segment, starts, stops in _by_segment(part, source_pages, target_pages):
+        _check_side(part.source, starts, source, tier, segment, page_bytes)
+        _check_side(part.target, stops, target, tier, segment, page_bytes)
+        merges = any(chunk.merges for chunk in chunks)
+        runs = _runs(starts, stops) if merges else []
+        if len(runs) == len(starts):
+            runs = []
+        for chunk in chunks:
+            ranges = _ranges(chunk, starts, stops, runs)
+            source_memory = segment if part.source == HOST else chunk.source_allocation
+            target_memory = segment if part.target == HOST else chunk.target_allocation
+            batches.append(
+                RangeBatch(
+                    (part.source, source_memory),
+                    (part.target, target_memory),
+                    ranges,
+                    chunk.nbytes * len(starts),
+                )
+            )
+    return batches
+
+
+def plan(
+    parts: Sequence[CopyPart], layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None
+) -> list[RangeBatch]:
+    """Ranges of all parts of a copy, in order."""
+    return [batch for part in parts for batch in plan_part(part, layouts, tier)]
+
+
+def slices(
+    batches: Sequence[RangeBatch], slice_bytes: int, slice_ranges: int
+) -> Iterator[list[RangeBatch]]:
+    """Cut a plan into pieces of at most so many bytes and ranges, in order.
+
+    Ranges longer than a slice are cut, too, so that no piece holds a device longer.
+    """
+    current: list[RangeBatch] = []
+    bytes_left, ranges_left = slice_bytes, slice_ranges
+    for batch in batches:
+        for piece in _pieces(batch, slice_bytes):
+            rest = piece
+            while rest.ranges:
+                taken, rest = _take(rest, bytes_left, ranges_left)
+                if taken.ranges:
+                    current.append(taken)
+                    bytes_left -= taken.nbytes
+                    ranges_left -= len(taken.ranges)
+                if rest.ranges:
+                    yield current
+                    current = []
+                    bytes_left, ranges_left = slice_bytes, slice_ranges
+    if current:
+        yield current
+
+
+def unpack(pages: bytes) -> Sequence[int]:
+    """Page numbers of a packed list (unsigned 32-bit, little endian)."""
+    if len(pages) % 4:
+        raise LayoutError(f"a packed page list of {len(pages)} bytes is not whole numbers")
+    numbers = array("I", pages)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def fused_chunks(source: PoolLayout | None, target: PoolLayout | None) -> list[Chunk]:
+    """Chunks of a page between two places (None: the host tier), neighbours fused.
+
+    Raises `LayoutError` when the two sides do not have the same page form.
+    """
+    if source is not None and target is not None and source.page_form() != target.page_form():
+        raise LayoutError(
+            "the pools' pages are made of different buffers (role, layer, bytes or form); "
+            "they must not share a namespace"
+        )
+    chunks: list[Chunk] = []
+    for left, right in zip(_sides(source, target), _sides(target, source), strict=True):
+        chunk = Chunk(*left[:3], *right)
+        last = chunks[-1] if chunks else None
+        if last is not None and _follows(last, chunk):
+            chunks[-1] = last._replace(nbytes=last.nbytes + chunk.nbytes)
+        else:
+            chunks.append(chunk)
+    return chunks
+
+
+def _follows(last: Chunk, chunk: Chunk) -> bool:
+    return (
+        last.source_allocation == chunk.source_allocation
+        and last.target_allocation == chunk.target_allocation
+        and last.source_stride == chunk.source_stride
+        and last.target_stride == chunk.target_stride
+        and last.source_offset + last.nbytes == chunk.source_offset
+        and last.target_offset + last.nbytes == chunk.target_offset
+    )
+
+
+def _sides(layout: PoolLayout | None, other: PoolLayout | None) -> list[tuple[int, int, int, int]]:
+    """(allocation, offset, stride, bytes) of each chunk; a host page follows the pool's order."""
+    if layout is not None:
+        return [(b.allocation, b.offset, b.page_stride, b.chunk_bytes) for b in layout.buffers]
+    if other is None:
+        raise LayoutError("a copy needs a pool on one side")
+    sizes = [buffer.chunk_bytes for buffer in other.buffers]
+    starts = accumulate(sizes, initial=0)
+    return [(0, start, other.page_bytes, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _layout(place: Place, layouts: Mapping[PoolId, PoolLayout]) -> PoolLayout | None:
+    if place == HOST:
+        return None
+    if not is_pool(place) or place not in layouts:
+        raise LayoutError(f"place {place} is not imported here")
+    return layouts[place]
+
+
+def _unreachable() -> PoolLayout:
+    raise LayoutError("a copy needs a pool on one side")
+
+
+def _by_segment(
+    part: CopyPart, source_pages: Sequence[int], target_pages: Sequence[int]
+) -> list[tuple[int, Sequence[int], Sequence[int]]]:
+    """(segment, source pages, target pages) with host slots as indices in that segment."""
+    if part.source != HOST and part.target != HOST:
+        return [(0, source_pages, target_pages)]
+    slots = source_pages if part.source == HOST else target_pages
+    first, last = min(slots) >> SEGMENT_SHIFT, max(slots) >> SEGMENT_SHIFT
+    if first == last:
+        indices = [slot & INDEX_MASK for slot in slots]
+        if part.source == HOST:
+            return [(first, indices, target_pages)]
+        return [(first, source_pages, indices)]
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for source_page, target_page in zip(source_pages, target_pages, strict=True):
+        slot = source_page if part.source == HOST else target_page
+        starts, stops = groups.setdefault(slot >> SEGMENT_SHIFT, ([], []))
+        starts.append(slot & INDEX_MASK if part.source == HOST else source_page)
+        stops.append(slot & INDEX_MASK if part.target == HOST else target_page)
+    return [(segment, starts, stops) for segment, (starts, stops) in groups.items()]
+
+
+def _check_side(
+    place: Place,
+    pages: Sequence[int],
+    layout: PoolLayout | None,
+    tier: TierShape | None,
+    segment: int,
+    page_bytes: int,
+) -> None:
+    highest = max(pages)
+    if layout is not None:
+        if highest >= layout.page_count:
+            raise LayoutError(
+                f"page {highest} is beyond the {layout.page_count} pages of pool {place}"
+            )
+        return
+    if tier is None:
+        raise LayoutError("there is no host tier here")
+    tier.locate(segment << SEGMENT_SHIFT | highest, page_bytes)
+
+
+def _runs(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(source page, target page, count) of maximal runs that advance by one on both sides."""
+    runs: list[tuple[int, int, int]] = []
+    first_source, first_target, count = starts[0], stops[0], 0
+    for source, target in zip(starts, stops, strict=True):
+        if source == first_source + count and target == first_target + count:
+            count += 1
+            continue
+        runs.append((first_source, first_target, count))
+        first_source, first_target, count = source, target, 1
+    runs.append((first_source, first_target, count))
+    return runs
+
+
+def _ranges(
+    chunk: Chunk, starts: Sequence[int], stops: Sequence[int], runs: list[tuple[int, int, int]]
+) -> list[Range]:
+    _, source_offset, source_stride, _, target_offset, target_stride, nbytes = chunk
+    if runs and chunk.merges:
+        return [
+            (source_offset + s * nbytes, target_offset + t * nbytes, n * nbytes) for s, t, n in runs
+        ]
+    return [
+        (source_offset + s * source_stride, target_offset + t * target_stride, nbytes)
+        for s, t in zip(starts, stops, strict=True)
+    ]
+
+
+def _pieces(batch: RangeBatch, slice_bytes: int) -> list[RangeBatch]:
+    """The batch with every range cut to at most a slice."""
+    if batch.nbytes <= slice_bytes or all(r[2] <= slice_bytes for r in batch.ranges):
+        return [batch]
+    ranges = [
+        (source + done, target + done, min(slice_bytes, nbytes - done))
+        for source, target, nbytes in batch.ranges
+        for done in range(0, nbytes, slice_bytes)
+    ]
+    return [batch._replace(ranges=ranges)]
+
+
+def _take(batch: RangeBatch, nbytes: int, count: int) -> tuple[RangeBatch, RangeBatch]:
+    """Split off the leading ranges that fit into so many bytes and ranges."""
+    if batch.nbytes <= nbytes and len(batch.ranges) <= count:
+        return batch, batch._replace(ranges=[], nbytes=0)
+    ends = list(accumulate(r[2] for r in batch.ranges[:count]))
+    fitting = bisect_right(ends, nbytes)
+    taken = ends[fitting - 1] if fitting else 0
+    return (
+        batch._replace(ranges=batch.ranges[:fitting], nbytes=taken),
+        batch._replace(ranges=batch.ranges[fitting:], nbytes=batch.nbytes - taken),
+    )
