@@ -53,7 +53,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
-    """Hand a pool over. `layout`: msgpack of transfer.layout.PoolLayout.
+    """Hand a pool over. `layout`: msgpack of transfer.layout.PoolLayout; `handles`: msgpack of a
+    tuple of transfer.ipc.memory.MemoryHandle, one an allocation.
 
     File descriptors of the frame, in order: one memfd an allocation of the layout, the timelines,
     the span words; all sealed against shrinking.
@@ -63,6 +64,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     fingerprint: bytes
     mode: Mode
     layout: bytes
+    handles: bytes
 
 
 class Registered(msgspec.Struct, frozen=True, tag="registered"):
