@@ -21,7 +21,7 @@ from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
 from transfer.layout import PoolLayout
-from transfer.plan import plan, slices
+from transfer.plan import ChunkCache, plan, slices
 
 
 class EngineLimits(NamedTuple):
@@ -58,6 +58,7 @@ class Engine:
         self._segments_attached = 0
         self._pools: dict[PoolId, ImportedPool] = {}
         self._layouts: dict[PoolId, PoolLayout] = {}
+        self._chunks: ChunkCache = {}
         self._releasing: set[PoolId] = set()
         self._copies: dict[int, Copy] = {}  # by op; until their CopyDone
         self._fenced: dict[int, Copy] = {}
@@ -218,6 +219,8 @@ class Engine:
             self._releasing.remove(pool)
             imported = self._pools.pop(pool)
             del self._layouts[pool]
+            for places in [places for places in self._chunks if pool in places]:
+                del self._chunks[places]
             try:
                 for key, _ in imported.memories():
                     self._device.detach(key)
@@ -231,7 +234,7 @@ class Engine:
     def _start(self, copy: Copy) -> bool:
         try:
             tier = self._tier.shape if self._tier is not None else None
-            batches = plan(copy.request.parts, self._layouts, tier)
+            batches = plan(copy.request.parts, self._layouts, tier, self._chunks)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False

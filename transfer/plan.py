@@ -56,8 +56,15 @@ class Chunk(NamedTuple):
         return self.source_stride == self.nbytes == self.target_stride
 
 
+ChunkCache: TypeAlias = dict[tuple[Place, Place], list[Chunk]]
+"""Fused chunks by (source, target). The caller drops a pool's entries when it goes."""
+
+
 def plan_part(
-    part: CopyPart, layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None
+    part: CopyPart,
+    layouts: Mapping[PoolId, PoolLayout],
+    tier: TierShape | None,
+    cache: ChunkCache | None = None,
 ) -> list[RangeBatch]:
     """Ranges of one part. Raises `LayoutError` for pages or places that do not exist or match."""
     source_pages = unpack(part.source_pages)
@@ -72,8 +79,13 @@ def plan_part(
         raise LayoutError("a copy within the host tier is not a transfer")
     source = _layout(part.source, layouts)
     target = _layout(part.target, layouts)
-    chunks = fused_chunks(source, target)
-    page_bytes = (source or target or _unreachable()).page_bytes
+    places = (part.source, part.target)
+    chunks = cache.get(places) if cache is not None else None
+    if chunks is None:
+        chunks = fused_chunks(source, target)
+        if cache is not None:
+            cache[places] = chunks
+    page_bytes = sum(chunk.nbytes for chunk in chunks)
     batches: list[RangeBatch] = []
     for segment, starts, stops in _by_segment(part, source_pages, target_pages):
         _check_side(part.source, starts, source, tier, segment, page_bytes)
@@ -98,10 +110,13 @@ def plan_part(
 
 
 def plan(
-    parts: Sequence[CopyPart], layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None
+    parts: Sequence[CopyPart],
+    layouts: Mapping[PoolId, PoolLayout],
+    tier: TierShape | None,
+    cache: ChunkCache | None = None,
 ) -> list[RangeBatch]:
     """Ranges of all parts of a copy, in order."""
-    return [batch for part in parts for batch in plan_part(part, layouts, tier)]
+    return [batch for part in parts for batch in plan_part(part, layouts, tier, cache)]
 
 
 def slices(
@@ -114,18 +129,23 @@ def slices(
     current: list[RangeBatch] = []
     bytes_left, ranges_left = slice_bytes, slice_ranges
     for batch in batches:
-        for piece in _pieces(batch, slice_bytes):
-            rest = piece
-            while rest.ranges:
-                taken, rest = _take(rest, bytes_left, ranges_left)
-                if taken.ranges:
-                    current.append(taken)
-                    bytes_left -= taken.nbytes
-                    ranges_left -= len(taken.ranges)
-                if rest.ranges:
-                    yield current
-                    current = []
-                    bytes_left, ranges_left = slice_bytes, slice_ranges
+        ranges = _cut_long(batch, slice_bytes)
+        ends = list(accumulate(nbytes for _, _, nbytes in ranges))
+        start = taken = 0
+        while start < len(ranges):
+            stop = bisect_right(
+                ends, taken + bytes_left, start, min(start + ranges_left, len(ends))
+            )
+            if stop > start:
+                nbytes = ends[stop - 1] - taken
+                current.append(batch._replace(ranges=ranges[start:stop], nbytes=nbytes))
+                bytes_left -= nbytes
+                ranges_left -= stop - start
+                start, taken = stop, ends[stop - 1]
+            if start < len(ranges):
+                yield current
+                current = []
+                bytes_left, ranges_left = slice_bytes, slice_ranges
     if current:
         yield current
 
@@ -189,10 +209,6 @@ def _layout(place: Place, layouts: Mapping[PoolId, PoolLayout]) -> PoolLayout | 
     if not is_pool(place) or place not in layouts:
         raise LayoutError(f"place {place} is not imported here")
     return layouts[place]
-
-
-def _unreachable() -> PoolLayout:
-    raise LayoutError("a copy needs a pool on one side")
 
 
 def _by_segment(
@@ -265,26 +281,12 @@ def _ranges(
     ]
 
 
-def _pieces(batch: RangeBatch, slice_bytes: int) -> list[RangeBatch]:
-    """The batch with every range cut to at most a slice."""
+def _cut_long(batch: RangeBatch, slice_bytes: int) -> list[Range]:
+    """The batch's ranges, each cut to at most a slice."""
     if batch.nbytes <= slice_bytes or all(r[2] <= slice_bytes for r in batch.ranges):
-        return [batch]
-    ranges = [
+        return batch.ranges
+    return [
         (source + done, target + done, min(slice_bytes, nbytes - done))
         for source, target, nbytes in batch.ranges
         for done in range(0, nbytes, slice_bytes)
     ]
-    return [batch._replace(ranges=ranges)]
-
-
-def _take(batch: RangeBatch, nbytes: int, count: int) -> tuple[RangeBatch, RangeBatch]:
-    """Split off the leading ranges that fit into so many bytes and ranges."""
-    if batch.nbytes <= nbytes and len(batch.ranges) <= count:
-        return batch, batch._replace(ranges=[], nbytes=0)
-    ends = list(accumulate(r[2] for r in batch.ranges[:count]))
-    fitting = bisect_right(ends, nbytes)
-    taken = ends[fitting - 1] if fitting else 0
-    return (
-        batch._replace(ranges=batch.ranges[:fitting], nbytes=taken),
-        batch._replace(ranges=batch.ranges[fitting:], nbytes=batch.nbytes - taken),
-    )

@@ -7,10 +7,13 @@ call takes.
 
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
+from operator import itemgetter
 
 from transfer.device.protocol import Completion, MemoryBusy, Ticket, UnknownMemory
 from transfer.ipc.memory import Mapping, SharedMapping
 from transfer.plan import MemoryKey, RangeBatch
+
+_nbytes = itemgetter(2)
 
 
 class CpuDevice:
@@ -72,13 +75,14 @@ def check_batches(views: MappingOf[MemoryKey, memoryview], batches: Sequence[Ran
             if key not in views:
                 raise UnknownMemory(f"memory {key} is not attached")
         # A slice of a view beyond its end is silently short, so the ends are looked at first.
-        source_end = max(s + n for s, _, n in batch.ranges)
-        target_end = max(t + n for _, t, n in batch.ranges)
-        if source_end > len(views[batch.source]) or target_end > len(views[batch.target]):
-            raise UnknownMemory(
-                f"ranges reach byte {source_end} of {batch.source} and {target_end} of "
-                f"{batch.target}, beyond their ends"
-            )
+        for side, key in ((0, batch.source), (1, batch.target)):
+            size = len(views[key])
+            # Where ranges are equally long, which is the usual case, this bound is exact.
+            if max(map(itemgetter(side), batch.ranges)) + max(map(_nbytes, batch.ranges)) <= size:
+                continue
+            end = max(r[side] + r[2] for r in batch.ranges)
+            if end > size:
+                raise UnknownMemory(f"a range reaches byte {end} of {key}, which has {size}")
 
 
 def copy_batches(views: MappingOf[MemoryKey, memoryview], batches: Sequence[RangeBatch]) -> None:

@@ -39,10 +39,11 @@ def test_a_tier_of_impossible_sizes_is_refused(sizes: tuple[int, int]) -> None:
 def test_two_processes_views_of_a_tier_are_the_same_bytes() -> None:
     made = HostTierMemory.create(1000, 400)
     opened = HostTierMemory(SharedMemoryIPC(), made.shape)
-    opened.open_segments(0, made.fds[:2])
-    assert not opened.complete
-    opened.open_segments(2, made.fds[2:])
-    assert opened.complete
+    completeness = []
+    for first, fds in ((0, made.fds[:2]), (2, made.fds[2:])):
+        opened.open_segments(first, fds)
+        completeness.append(opened.complete)
+    assert completeness == [False, True]
     page = made.page(2 << 16 | 1, 100)
     page[:] = b"x" * 100
     seen = opened.page(2 << 16 | 1, 100)

@@ -23,7 +23,7 @@ def layout_of(
 
 
 def test_a_layer_first_pool_has_a_k_and_a_v_allocation_for_every_layer() -> None:
-    layout = mha_layer_first(**MHA)
+    layout = mha_layer_first(**MHA, separate=True)
     layout.check()
     chunk = 4 * 2 * 8 * 2
     assert [(b.role, b.layer, b.allocation) for b in layout.buffers] == [
@@ -50,7 +50,7 @@ def test_an_mla_pool_may_have_an_index_buffer_beside_each_latent_buffer() -> Non
 
 
 def test_layer_first_and_page_first_pools_of_one_model_have_the_same_digest() -> None:
-    assert page_first(**MHA).digest() == mha_layer_first(**MHA).digest()
+    assert page_first(**MHA).digest() == mha_layer_first(**MHA, separate=True).digest()
     assert len(page_first(**MHA).digest()) == 32
 
 
@@ -58,12 +58,15 @@ def test_layer_first_and_page_first_pools_of_one_model_have_the_same_digest() ->
     "change", [{"layers": 2}, {"page_size": 8}, {"heads": 4, "head_dim": 4}, {"itemsize": 1}]
 )
 def test_pools_with_other_pages_have_another_digest(change: dict[str, int]) -> None:
-    assert mha_layer_first(**{**MHA, **change}).digest() != mha_layer_first(**MHA).digest()
+    assert (
+        mha_layer_first(**{**MHA, **change}, separate=True).digest()
+        != mha_layer_first(**MHA, separate=True).digest()
+    )
 
 
 def test_page_count_and_strides_do_not_change_the_digest() -> None:
     more = mha_layer_first(**{**MHA, "page_count": 77}, separate=False)
-    assert more.digest() == mha_layer_first(**MHA).digest()
+    assert more.digest() == mha_layer_first(**MHA, separate=True).digest()
 
 
 def test_a_layout_travels_as_a_message() -> None:
@@ -135,7 +138,7 @@ def describe(
 
 def test_a_contiguous_slot_tensor_is_described_as_the_builder_would() -> None:
     buffer = describe((20, 2, 8), (16, 8, 1), ("slot", "head", "dim"))
-    built = mha_layer_first(**MHA).buffers[0]
+    built = mha_layer_first(**MHA, separate=True).buffers[0]
     assert (buffer.offset, buffer.page_stride) == (64, built.page_stride)
     assert (buffer.chunk_bytes, buffer.form) == (built.chunk_bytes, built.form)
 

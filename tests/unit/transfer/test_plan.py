@@ -21,12 +21,12 @@ Memories = dict[MemoryKey, bytearray]
 
 def layouts() -> Iterator[tuple[str, PoolLayout]]:
     mha = {"layers": 2, "page_size": 2, "page_count": PAGES, "heads": 1, "head_dim": 3}
-    yield "layer first", mha_layer_first(**mha, itemsize=1)
+    yield "layer first", mha_layer_first(**mha, itemsize=1, separate=True)
     yield "one allocation", mha_layer_first(**mha, itemsize=1, separate=False)
     yield "page first", page_first(**mha, itemsize=1)
     latent = {"layers": 2, "page_size": 2, "page_count": PAGES, "latent_dim": 5, "itemsize": 1}
-    yield "mla with index", mla(**latent, index_bytes_per_token=1)
-    yield "one buffer", mla(**{**latent, "layers": 1})
+    yield "mla with index", mla(**latent, index_bytes_per_token=1, separate=True)
+    yield "one buffer", mla(**{**latent, "layers": 1}, index_bytes_per_token=0, separate=True)
 
 
 LAYOUTS = dict(layouts())

@@ -187,16 +187,20 @@ def test_a_frame_without_its_descriptors_is_refused(
         channel.receive()
 
 
-@pytest.mark.parametrize("head", [b"", b"abcd"])
+@pytest.mark.parametrize("head", [b"", b"abcd"])  # a frame begun, and a whole one
 def test_descriptors_that_no_frame_announces_are_refused_and_closed(
     raw: tuple[socket.socket, FdChannel], head: bytes
 ) -> None:
     bare, channel = raw
+    before = open_fd_count()
     fd = pipe_with(b"x")
     bare.sendmsg([struct.pack("<IB", 4, 0) + head], rights(fd))
     os.close(fd)
+    if head:
+        assert channel.receive() == [(head, [])]
     with pytest.raises(BadMessage, match="no frame announces"):
         channel.receive()
+    assert open_fd_count() == before
 
 
 def test_more_descriptors_than_a_frame_may_have_are_refused_and_closed(

@@ -1,0 +1,111 @@
+"""Importing a pool: all of it or none, and nothing on trust."""
+
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from directory.core.errors import ImportFailed, LayoutError, TransferError
+from tests.unit.transfer.support import OwnedPool, open_fd_count, small_layout
+from transfer.imports import ImportedPool
+from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
+from transfer.layout import PoolLayout
+
+
+@pytest.fixture
+def owned() -> Iterator[OwnedPool]:
+    """A scheduler's pool."""
+    pool = OwnedPool(small_layout())
+    yield pool
+    pool.close()
+
+
+def open_pool(
+    owned: OwnedPool,
+    *,
+    layout: PoolLayout | None = None,
+    handles: tuple[MemoryHandle, ...] | None = None,
+    fds: list[int] | None = None,
+    pool: int = 1,
+) -> ImportedPool:
+    """Open it with something changed; a refusal must leave nothing mapped and nothing open."""
+    ipc = SharedMemoryIPC()
+    before = open_fd_count()
+    try:
+        return ImportedPool.open(
+            pool,
+            layout or owned.layout,
+            owned.handles if handles is None else handles,
+            owned.fds if fds is None else fds,
+            memory=ipc,
+            tables=ipc,
+        )
+    except TransferError:
+        assert ipc.open_count == 0
+        assert open_fd_count() == before
+        raise
+
+
+def test_an_imported_pool_sees_the_owners_memory_timelines_and_words(owned: OwnedPool) -> None:
+    before = open_fd_count()
+    imported = open_pool(owned)
+    owned.allocations[2].view[5] = 9
+    owned.timelines.write(1, 6)
+    owned.words.bump(3)
+    assert [key for key, _ in imported.memories()] == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert imported.timelines.read(1) == 6
+    assert imported.words.read(3) == 1
+    assert imported.close() == ""
+    assert open_fd_count() == before
+
+
+def test_what_cannot_be_closed_is_named(owned: OwnedPool) -> None:
+    imported = open_pool(owned)
+    mapping = imported.mappings[1]
+    piece = mapping.view[:4]  # type: ignore[attr-defined]
+    assert imported.close().startswith("allocation 1: ")
+    piece.release()
+    mapping.unmap()  # type: ignore[attr-defined]
+
+
+def test_a_forged_layout_is_refused(owned: OwnedPool) -> None:
+    doubled = msgspec.structs.replace(owned.layout, page_count=owned.layout.page_count * 2)
+    with pytest.raises(LayoutError, match="ends at byte"):
+        open_pool(owned, layout=doubled)
+
+
+def test_a_layout_that_announces_more_than_the_real_allocation_is_refused(
+    owned: OwnedPool,
+) -> None:
+    sizes = tuple(2 * n for n in owned.layout.allocation_bytes)
+    layout = msgspec.structs.replace(owned.layout, allocation_bytes=sizes)
+    with pytest.raises(ImportFailed, match="the layout needs"):
+        open_pool(owned, layout=layout)
+    handles = tuple(MemoryHandle("memfd", n) for n in sizes)
+    with pytest.raises(ImportFailed, match=r"allocation 0: .* were announced"):
+        open_pool(owned, layout=layout, handles=handles)
+
+
+def test_handles_and_descriptors_have_to_match_the_allocations(owned: OwnedPool) -> None:
+    with pytest.raises(ImportFailed, match="3 handles for 4"):
+        open_pool(owned, handles=owned.handles[:3])
+    with pytest.raises(ImportFailed, match="5 descriptors for 4"):
+        open_pool(owned, fds=owned.fds[1:])
+    with pytest.raises(ImportFailed, match="0 descriptors"):
+        open_pool(owned, fds=[])
+    with pytest.raises(ImportFailed, match="with 0 descriptors"):
+        open_pool(owned, fds=owned.fds[-2:])
+
+
+def test_a_failure_at_the_last_table_undoes_all_before_it(owned: OwnedPool) -> None:
+    unsealed = os.memfd_create("words")
+    os.ftruncate(unsealed, 4096)
+    with pytest.raises(ImportFailed, match="word table"):
+        open_pool(owned, fds=[*owned.fds[:-1], unsealed])
+    os.close(unsealed)
+
+
+def test_only_pools_can_be_imported(owned: OwnedPool) -> None:
+    with pytest.raises(ImportFailed, match="-1 is not the id of a pool"):
+        open_pool(owned, pool=-1)
