@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from directory.core.errors import BadMessage, CapacityError, ProtocolError, TooLarge
+from directory.core.limits import FDS_PER_FRAME_MAX
 from tests.unit.transfer.support import open_fd_count
 from transfer.ipc.channel import ChannelClosed, ChannelDeadline, FdChannel, close_fds
 
@@ -126,7 +127,7 @@ def test_frames_beyond_a_limit_are_refused_by_the_sender(pair: Pair) -> None:
     with pytest.raises(TooLarge):
         left.send(bytes((16 << 20) + 1))
     with pytest.raises(TooLarge):
-        left.send(b"", [0] * 65)
+        left.send(b"", [0] * (FDS_PER_FRAME_MAX + 1))
     assert right.receive() == []
 
 
@@ -208,7 +209,7 @@ def test_more_descriptors_than_a_frame_may_have_are_refused_and_closed(
 ) -> None:
     bare, channel = raw
     fd = pipe_with(b"x")
-    bare.sendmsg([struct.pack("<IB", 1, 64) + b"x"], rights(*[fd] * 100))
+    bare.sendmsg([struct.pack("<IB", 1, 1) + b"x"], rights(*[fd] * (FDS_PER_FRAME_MAX + 1)))
     os.close(fd)
     with pytest.raises(ProtocolError):
         channel.receive()
