@@ -56,11 +56,14 @@ class SendStream:
         """Take in a reply's numbers. Returns whether `seq` is an answer still waited for."""
         if self._acked < acked <= self._last:
             self._acked = acked
-            for number in list(self._open):
+            done = []
+            for number, sent_before in self._open.items():
                 if number > acked:
                     break
-                if not self._open[number].asks:
-                    del self._open[number]
+                if not sent_before.asks:
+                    done.append(number)
+            for number in done:
+                del self._open[number]
         sent = self._open.get(seq)
         if sent is None:
             return False

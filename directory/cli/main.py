@@ -1,0 +1,45 @@
+"""The `treecored` command: a group whose commands are loaded when they are called.
+
+Owns the table of commands. It must never import a command's module before it is needed: the
+daemon's process would otherwise load what only the demo needs.
+"""
+
+import importlib
+from importlib.util import find_spec
+from typing import Final
+
+import click
+
+COMMANDS: Final = {
+    "serve": "directory.cli.serve",
+    "demo": "directory.cli.demo",
+    "replay": "directory.cli.replay",
+}
+"""Command name -> module that defines it as a function of the same name."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands that are installed."""
+        del ctx
+        return [name for name, module in COMMANDS.items() if find_spec(module) is not None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None where there is none of that name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        found = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="treecored")
+def app() -> None:
+    """Share prefix caches between the LLM schedulers of one node."""
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,136 @@
+"""Settings of the daemon: one TOML file, the environment and flags, the later overriding.
+
+Owns the names, defaults and ranges of every setting, and the one sentence that a wrong value gets.
+It must never read anything but the file it is pointed at and `TREECORED_*` variables.
+"""
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import ByteSize, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from directory.core.limits import MIB, POOLS_MAX, SEGMENTS_MAX
+
+CONFIG_VARIABLE = "TREECORED_CONFIG"
+PREFIX = "TREECORED_"
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["console", "json"]
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message is one sentence that names it."""
+
+
+def default_runtime_dir() -> Path:
+    """`$XDG_RUNTIME_DIR/treecored`, else a folder of this user's in the temporary folder."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return Path(base) / "treecored"
+    return Path(tempfile.gettempdir()) / f"treecored-{os.getuid()}"
+
+
+class Settings(BaseSettings):
+    """What a user may choose. Sizes are bytes or text such as "4GiB"."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=False
+    )
+
+    runtime_dir: Path = Field(default_factory=default_runtime_dir)
+    """Folder (mode 0700) of the sockets and the lock; created where it is missing."""
+    host_tier: Annotated[ByteSize, Field(ge=0)] = ByteSize(4096 * MIB)
+    """Memory of the host tier; 0 means that there is none. It is touched only as it fills."""
+    segment: Annotated[ByteSize, Field(ge=4096)] = ByteSize(64 * MIB)
+    """Piece of the host tier that is given to one page size at a time."""
+    device: Literal["cpu"] = "cpu"
+    """Kind of device that the mover drives."""
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "console"
+    sessions_max: Annotated[int, Field(ge=1, le=POOLS_MAX)] = 256
+    """Scheduler processes (connections to the session socket) at once."""
+    mover_silence_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
+    """A mover that has work and says nothing for so long is killed and replaced."""
+
+    @model_validator(mode="after")
+    def _tier_has_few_enough_segments(self) -> Self:
+        count = -(-self.host_tier // self.segment)
+        if count > SEGMENTS_MAX:
+            raise ValueError(
+                f"host_tier of {self.host_tier} bytes makes {count} segments of {self.segment} "
+                f"bytes, at most {SEGMENTS_MAX} are possible; choose a larger segment"
+            )
+        return self
+
+
+def load_settings(
+    config: Path | None = None, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Read the settings. `flags` override the environment, which overrides the file.
+
+    `config` falls back to `TREECORED_CONFIG`; without either there is no file. Values of None in
+    `flags` count as not given. Raises `ConfigError`.
+    """
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = config or (Path(named) if named else None)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    try:
+        return _settings_class(path)(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, path, given)) from None
+
+
+def _settings_class(path: Path | None) -> type[Settings]:
+    """A Settings that also reads the file; the file is read here once to report its own errors."""
+    if path is None:
+        return Settings
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the settings file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the settings file {path} is not TOML: {error}") from None
+
+    class FileSettings(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del dotenv_settings, file_secret_settings
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, path)
+
+    return FileSettings
+
+
+def _sentence(error: ValidationError, path: Path | None, flags: Mapping[str, object]) -> str:
+    """The first problem in one sentence: which setting, from where, what is wrong with it."""
+    problem = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    if not name:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    if name in flags:
+        origin = "given as a flag"
+    elif f"{PREFIX}{name}".upper() in os.environ:
+        origin = f"from {PREFIX}{name.upper()}"
+    else:
+        origin = f"in {path}"
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(Settings.model_fields)
+        return f"there is no setting {name!r} ({origin}); known are {known}"
+    value = problem["input"]
+    return f"setting {name} ({origin}) cannot be {value!r}: {problem['msg']}"

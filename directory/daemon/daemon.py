@@ -1,0 +1,271 @@
+"""The daemon: the directory, and the shell that feeds it events and does what it says.
+
+Owns the directory, the boot epoch and the order of things in one thread: events in, actions out,
+nothing decided here. It must never carry on with a directory that has raised: then it begins a
+new epoch with an empty one, and the schedulers register again.
+"""
+
+import gc
+import os
+import secrets
+import select
+import signal
+import socket
+from collections import Counter
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import structlog
+
+from directory.core.actions import (
+    Action,
+    Answer,
+    Counters,
+    Refused,
+    Registered,
+    RegistrationRefused,
+    ReleasePool,
+    SubmitCopy,
+)
+from directory.core.directory import Directory
+from directory.core.errors import InternalError
+from directory.core.events import Asked, Body, Event
+from directory.core.ids import PoolId
+from directory.daemon.clock import now_us
+from directory.daemon.config import Settings
+from directory.daemon.loop import Loop
+from directory.daemon.movers import Movers
+from directory.daemon.registration import Registration
+from directory.daemon.runtime import RuntimeDir, StartError
+from directory.daemon.server import Server
+from directory.daemon.sessions import Sessions
+from transfer.host_tier import HostTierMemory
+
+EPOCH_BITS: Final = 63
+SHUTDOWN_MS_MAX: Final = 1_000
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+log = structlog.get_logger("daemon")
+
+
+class Daemon:
+    """One daemon. `ready_fd`: a byte is written to it and it is closed once the daemon serves."""
+
+    def __init__(self, settings: Settings, runtime: RuntimeDir, ready_fd: int = -1) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._ready_fd = ready_fd
+        self.counters: Counter[str] = Counter()
+        self._directory = self._new_directory()
+        self._defect: str | None = None
+        self._serving = False
+        self._stop_signal = 0
+        self._loop = Loop()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._tier = self._make_tier()
+        self.movers = Movers(
+            self._loop,
+            self,
+            settings.device,
+            self._tier,
+            settings.mover_silence_ms_max,
+            self.counters,
+        )
+        self.server = Server(runtime.router_socket, _new_epoch(), self._ask, self.counters)
+        self.sessions = Sessions(
+            self._loop, self, runtime.endpoint, settings.sessions_max, self.counters
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The boot epoch that every reply carries."""
+        return self.server.epoch
+
+    # Life.
+
+    def run(self) -> None:
+        """Serve until a stop signal. Raises `StartError` when no mover can be started."""
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop)
+        self._loop.watch(self._wake_in.fileno(), self._wake)
+        self._loop.watch_hidden(self.server)
+        self.movers.start()
+        while not self._stop_signal:
+            due = self.movers.due_us()
+            self._loop.turn(None if due is None else max(0, due - now_us()) / 1e6)
+            self.movers.on_time(now_us())
+            if self._defect is not None:
+                self._reset()
+
+    def close(self) -> None:
+        """End everything in order, within a bounded time. Repeatable."""
+        log.info("stopping", signal=self._stop_signal, sessions=len(self.sessions))
+        self.sessions.close()
+        pidfd = self.movers.begin_close()
+        if pidfd >= 0:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            poller.poll(SHUTDOWN_MS_MAX)
+        self.movers.close()
+        self.server.close()
+        self._loop.close()
+        signal.set_wakeup_fd(-1)
+        self._wake_in.close()
+        self._wake_out.close()
+        self._close_ready_fd()
+
+    # Events and actions.
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to the directory and do what it answers."""
+        if self._defect is not None:
+            return  # the directory is thrown away at the end of this turn
+        try:
+            actions = self._directory.handle(event)
+        except Exception as error:  # noqa: BLE001
+            # The directory is pure: whatever it raises is a defect of its own, and its state can
+            # no longer be trusted. Nothing of it may take the loop along.
+            self._break(event, error)
+            return
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Answer():
+                body = action.body
+                if isinstance(body, Counters):
+                    body = msgspec.structs.replace(body, counters=self._all_counters(body))
+                self.server.answer(action.pool, action.seq, body)
+            case SubmitCopy():
+                self.movers.submit(action)
+            case ReleasePool():
+                self.movers.release_pool(action.pool)
+            case Registered():
+                self.sessions.on_registered(action)
+            case RegistrationRefused():
+                self.sessions.on_registration_refused(action)
+
+    def _ask(self, pool: PoolId, seq: int, body: Body) -> None:
+        """One new message of a client."""
+        if self._defect is not None:
+            self.server.answer(pool, seq, Refused(InternalError.code, self._defect))
+            return
+        self.tell(Asked(pool, seq, now_us(), body))
+
+    def _all_counters(self, body: Counters) -> dict[str, int]:
+        """The directory's counters and the daemon's own, under names that cannot meet."""
+        own = {f"daemon_{name}": value for name, value in sorted(self.counters.items())}
+        own["daemon_sessions"] = len(self.sessions)
+        own["daemon_mover_pid"] = self.movers.pid
+        return {**body.counters, **own}
+
+    # What sessions and movers want of one another.
+
+    def import_pool(self, pool: PoolId, registration: Registration) -> None:
+        """Have the mover import the pool."""
+        self.movers.import_pool(pool, registration)
+
+    def on_imported(self, pool: PoolId, ok: bool, code: str, detail: str) -> None:
+        """A pool was imported, or not."""
+        self.sessions.on_imported(pool, ok, code, detail)
+
+    def open_pool(self, pool: PoolId, secret: bytes) -> None:
+        """Let the pool be spoken for over ZeroMQ."""
+        self.server.open_pool(pool, secret)
+
+    def close_pool(self, pool: PoolId) -> None:
+        """No longer listen to the pool over ZeroMQ."""
+        self.server.close_pool(pool)
+
+    def on_serving(self) -> None:
+        """A mover is up: the first time, open the door and say so."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            self.sessions.listen(self._runtime.session_socket)
+        except OSError as error:
+            raise StartError(f"the session socket cannot be opened: {error}") from None
+        # What is here now stays: no collection has to walk it again.
+        gc.collect()
+        gc.freeze()
+        log.info(
+            "ready",
+            runtime_dir=str(self._runtime.path),
+            pid=os.getpid(),
+            host_tier=int(self._settings.host_tier),
+        )
+        if self._ready_fd >= 0:
+            try:
+                os.write(self._ready_fd, b"\n")
+            except OSError as error:
+                log.warning("nobody waits at the ready descriptor", reason=str(error))
+        self._close_ready_fd()
+
+    # Defects.
+
+    def _break(self, event: Event, error: Exception) -> None:
+        """Note that the directory cannot be trusted any more; `_reset` follows in this turn."""
+        self._defect = (
+            "the daemon met a defect of its own and begins a new epoch; register again "
+            f"({type(error).__name__})"
+        )
+        self.counters["internal_errors"] += 1
+        log.error(
+            "the directory raised",
+            during=type(event).__name__,
+            story=self._directory.story.tell(),
+            exc_info=error,
+        )
+        if isinstance(event, Asked):
+            self.server.answer(event.pool, event.seq, Refused(InternalError.code, self._defect))
+
+    def _reset(self) -> None:
+        """Begin again with nothing: new directory, new epoch, new mover; sessions are closed."""
+        self.counters["resets"] += 1
+        # The mover goes first: a pool or slot must not be written by a copy nobody knows of.
+        self.sessions.close_all("the daemon begins a new epoch")
+        self.movers.replace()
+        self.server.begin_epoch(_new_epoch())
+        self._directory = self._new_directory()
+        self._defect = None
+        log.warning("a new epoch has begun", resets=self.counters["resets"])
+
+    # Small things.
+
+    def _new_directory(self) -> Directory:
+        settings = self._settings
+        return Directory(host_bytes=int(settings.host_tier), segment_bytes=int(settings.segment))
+
+    def _make_tier(self) -> HostTierMemory | None:
+        if not self._settings.host_tier:
+            return None
+        return HostTierMemory.create(int(self._settings.host_tier), int(self._settings.segment))
+
+    def _stop(self, number: int, _: object) -> None:
+        # Nothing else: the signal may have come in the middle of a log line, whose lock this
+        # same thread holds.
+        self._stop_signal = number
+
+    def _wake(self, _: int) -> None:
+        """The signal's own handler has run already; only the bytes are to be taken away."""
+        try:
+            self._wake_in.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def _close_ready_fd(self) -> None:
+        if self._ready_fd >= 0:
+            with suppress(OSError):  # it may never have been a descriptor of ours
+                os.close(self._ready_fd)
+            self._ready_fd = -1
+
+
+def _new_epoch() -> int:
+    """A number that no other boot has had, never 0."""
+    return secrets.randbits(EPOCH_BITS) or 1

@@ -1,0 +1,78 @@
+"""The event loop: one thread, one epoll, callbacks by descriptor.
+
+Owns the epoll and the table of callbacks. It decides nothing, and it must never block while a
+source that epoll cannot see (ZeroMQ's) still has something: such a source is asked before.
+"""
+
+import select
+from collections.abc import Callable
+from typing import Protocol
+
+Callback = Callable[[int], None]
+"""Called with the epoll event mask."""
+
+EVENTS_PER_WAKE_MAX = 64
+
+
+class HiddenSource(Protocol):
+    """Something readable whose descriptor is only edge-triggered, as a ZeroMQ socket's is."""
+
+    def fileno(self) -> int:
+        """The descriptor that announces changes."""
+        ...
+
+    def pending(self) -> bool:
+        """Whether there is something to read now."""
+        ...
+
+    def drain(self) -> None:
+        """Read a bounded amount."""
+        ...
+
+
+class Loop:
+    """Callbacks of file descriptors, and at most one hidden source."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callback] = {}
+        self._hidden: HiddenSource | None = None
+
+    def watch(self, fd: int, callback: Callback) -> None:
+        """Call back whenever the descriptor is readable or has hung up."""
+        self._epoll.register(fd, select.EPOLLIN)
+        self._callbacks[fd] = callback
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Also (or no longer) call back when the descriptor is writable."""
+        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def unwatch(self, fd: int) -> None:
+        """Forget a descriptor, before it is closed. Repeatable."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def watch_hidden(self, source: HiddenSource) -> None:
+        """Serve the one source that epoll cannot see the state of."""
+        self._epoll.register(source.fileno(), select.EPOLLIN)
+        self._hidden = source
+
+    def turn(self, timeout_s: float | None) -> None:
+        """Wait for something (at most `timeout_s`; None: for ever) and serve it, once."""
+        hidden = self._hidden
+        if hidden is not None and hidden.pending():
+            timeout_s = 0
+        ready = self._epoll.poll(timeout_s, EVENTS_PER_WAKE_MAX)
+        called = [(self._callbacks.get(fd), fd, events) for fd, events in ready]
+        for callback, fd, events in called:
+            # A callback may have closed a descriptor whose event is still in this batch.
+            if callback is not None and self._callbacks.get(fd) is callback:
+                callback(events)
+        if hidden is not None and hidden.pending():
+            hidden.drain()
+
+    def close(self) -> None:
+        """Let go of the epoll; the descriptors are their owners' to close."""
+        self._epoll.close()
+        self._callbacks.clear()
+        self._hidden = None

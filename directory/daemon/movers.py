@@ -1,0 +1,352 @@
+"""Mover supervision: one mover process, started, fed, watched and replaced.
+
+Owns the mover's handle, the host tier's memory and what a new mover must be told: the tier and the
+pools that are live. Whether a copy counts is the directory's to say; here a copy is only handed on
+or, with its mover, lost. It must never tell the directory that a mover is lost before that process
+is dead: until then it may still write.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, Protocol
+
+import structlog
+
+from directory.core.actions import SubmitCopy
+from directory.core.errors import CapacityError, ProtocolError
+from directory.core.events import CopyDone, Event, MoverLost
+from directory.core.ids import OpId, PoolId
+from directory.core.states import Table, step
+from directory.daemon.clock import now_us
+from directory.daemon.loop import Loop
+from directory.daemon.registration import Registration
+from directory.daemon.runtime import StartError
+from transfer.host_tier import HostTierMemory
+from transfer.messages import Imported, Pong, Ready, Rejected, Released, Reply, TierOpened
+from transfer.mover_handle import MoverHandle
+
+RESTART_AFTER_MS_MIN: Final = 50
+RESTART_AFTER_MS_MAX: Final = 5_000
+STEADY_AFTER_MS: Final = 10_000
+"""A mover that has lived so long after its start is replaced at once when it dies."""
+STARTS_WITHOUT_SUCCESS_MAX: Final = 3
+PING_AFTER_US: Final = 1_000_000
+
+Say = Callable[[MoverHandle], None]
+
+log = structlog.get_logger("mover")
+
+
+class MoverState(StrEnum):
+    """State of the one mover."""
+
+    NONE = "none"
+    STARTING = "starting"
+    SERVING = "serving"
+    ENDED = "ended"
+
+
+class MoverEvent(StrEnum):
+    """What happens to the mover."""
+
+    SPAWN = "spawn"
+    READY = "ready"
+    DEATH = "death"
+    CLOSE = "close"
+
+
+_S, _E = MoverState, MoverEvent
+MOVER: Final[Table] = {
+    (_S.NONE, _E.SPAWN): _S.STARTING,
+    (_S.STARTING, _E.READY): _S.SERVING,
+    (_S.STARTING, _E.DEATH): _S.NONE,
+    (_S.SERVING, _E.DEATH): _S.NONE,
+    (_S.NONE, _E.CLOSE): _S.ENDED,
+    (_S.STARTING, _E.CLOSE): _S.ENDED,
+    (_S.SERVING, _E.CLOSE): _S.ENDED,
+}
+
+
+class MoverHost(Protocol):
+    """What supervision needs of the daemon around it."""
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to the directory and do what it answers."""
+        ...
+
+    def on_imported(self, pool: PoolId, ok: bool, code: str, detail: str) -> None:
+        """A pool was imported, or not."""
+        ...
+
+    def on_serving(self) -> None:
+        """A mover is up, with the host tier open."""
+        ...
+
+
+class Movers:
+    """The mover and its successors. `tier` is None where there is no host tier."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        host: MoverHost,
+        device: str,
+        tier: HostTierMemory | None,
+        silence_ms_max: int,
+        counters: Counter[str],
+    ) -> None:
+        self._loop = loop
+        self._host = host
+        self._device = device
+        self._tier = tier
+        self._silence_us_max = silence_ms_max * 1000
+        self._counters = counters
+        self.state = MoverState.NONE
+        self._mover: MoverHandle | None = None
+        self._watched_fd = -1
+        self._writing = False
+        self._pools: dict[PoolId, Registration] = {}
+        self._importing: set[PoolId] = set()
+        self._copies: set[OpId] = set()
+        self._waiting: list[SubmitCopy] = []  # copies that came while there was no mover
+        self._tier_answers = 0
+        self._pinged = False
+        self._failures = 0
+        self._served_once = False
+        self._since_us = 0
+        self._heard_us = 0
+        self._restart_us = 0
+
+    @property
+    def pid(self) -> int:
+        """Process id of the mover, 0 while there is none."""
+        return self._mover.pid if self._mover is not None else 0
+
+    # Life.
+
+    def start(self) -> None:
+        """Start a mover now and tell it all that a mover has to know."""
+        try:
+            mover = MoverHandle.spawn(self._device)
+        except OSError as error:
+            self._plan_restart(f"no process can be started: {error}", lived_ms=0)
+            return
+        self._mover = mover
+        self.state = step(MOVER, self.state, MoverEvent.SPAWN, self)
+        self._since_us = self._heard_us = now_us()
+        self._pinged = self._writing = False
+        self._counters["movers_started"] += 1
+        self._watched_fd = mover.fileno()
+        self._loop.watch(self._watched_fd, self._serve)
+        self._loop.watch(mover.pidfd, lambda _: self._lose("its process ended"))
+        log.info("mover started", mover=mover.pid, pools=len(self._pools))
+        self._tier_answers = 0
+        try:
+            if self._tier is not None:
+                self._tier_answers = mover.open_tier(self._tier)
+            for pool, registration in self._pools.items():
+                self._importing.add(pool)
+                mover.import_pool(pool, registration.layout, registration.handles, registration.fds)
+            waiting, self._waiting = self._waiting, []
+            for copy in waiting:
+                self._copies.add(copy.op)
+                mover.submit(copy)
+        except (ProtocolError, CapacityError, OSError) as error:
+            # Its death fires the pidfd, and that path replaces it.
+            log.warning("mover cannot be told", mover=mover.pid, reason=str(error))
+            mover.kill()
+            return
+        self._watch_writing()
+
+    def due_us(self) -> int | None:
+        """When `on_time` has something to do next, or None."""
+        if self.state is MoverState.NONE:
+            return self._restart_us
+        if self._busy:
+            return self._heard_us + (self._silence_us_max if self._pinged else PING_AFTER_US)
+        return None
+
+    def on_time(self, now: int) -> None:
+        """Start a successor, or find out whether a busy mover is still there."""
+        due = self.due_us()
+        if due is None or now < due:
+            return
+        if self.state is MoverState.NONE:
+            self.start()
+        elif self._mover is not None and not self._pinged:
+            self._pinged = True
+            self._tell_mover(lambda mover: mover.ping(0))
+        elif self._mover is not None:
+            self._lose(f"it has work and said nothing for {self._silence_us_max // 1000} ms")
+
+    def replace(self) -> None:
+        """Kill the mover and start another that knows no pool; the directory has begun anew."""
+        self._bury(MoverEvent.DEATH)
+        self._pools.clear()
+        self._waiting.clear()
+        self.start()
+
+    def begin_close(self) -> int:
+        """Ask the mover to end; returns its pidfd to wait for, or -1."""
+        if self._mover is None:
+            return -1
+        self._tell_mover(lambda mover: mover.shutdown())
+        return self._mover.pidfd
+
+    def close(self) -> None:
+        """End the mover, however, and let go of the host tier. Repeatable."""
+        if self.state is not MoverState.ENDED:
+            self._bury(MoverEvent.CLOSE)
+        if self._tier is not None:
+            self._tier.close()
+            self._tier = None
+
+    # What the directory and the sessions want.
+
+    def import_pool(self, pool: PoolId, registration: Registration) -> None:
+        """Import a pool, and again into every successor; the host hears each outcome."""
+        self._pools[pool] = registration
+        self._importing.add(pool)
+        self._tell_mover(
+            lambda mover: mover.import_pool(
+                pool, registration.layout, registration.handles, registration.fds
+            )
+        )
+
+    def release_pool(self, pool: PoolId) -> None:
+        """Close a pool at the mover."""
+        self._importing.discard(pool)
+        if self._pools.pop(pool, None) is not None:
+            self._tell_mover(lambda mover: mover.release_pool(pool))
+
+    def submit(self, copy: SubmitCopy) -> None:
+        """Hand a copy on, now or to the next mover."""
+        if self._mover is None:
+            self._waiting.append(copy)
+            return
+        self._copies.add(copy.op)
+        self._tell_mover(lambda mover: mover.submit(copy))
+
+    # The mover's side.
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._copies or self._importing) or self.state is MoverState.STARTING
+
+    def _serve(self, _: int) -> None:
+        mover = self._mover
+        if mover is None:
+            return
+        try:
+            if mover.want_write:
+                mover.flush()
+                self._watch_writing()
+            replies = mover.receive()
+        except (ProtocolError, OSError) as error:
+            self._lose(str(error))
+            return
+        self._heard_us = now_us()
+        self._pinged = False
+        for reply in replies:
+            if self._mover is not mover:
+                return  # it was given up on meanwhile, and the directory knows that
+            self._take(reply)
+
+    def _take(self, reply: Reply) -> None:
+        match reply:
+            case CopyDone():
+                self._copies.discard(reply.op)
+                self._counters[f"copies_{reply.outcome}"] += 1
+                self._host.tell(reply)
+            case Imported():
+                self._importing.discard(reply.pool)
+                self._host.on_imported(reply.pool, reply.ok, reply.code, reply.detail)
+            case Ready():
+                self._on_ready(0)
+            case TierOpened():
+                if reply.ok:
+                    self._on_ready(1)
+                else:
+                    self._lose(f"it cannot open the host tier: {reply.detail}")
+            case Released():
+                if reply.detail:
+                    log.warning("pool not wholly unmapped", pool=reply.pool, reason=reply.detail)
+            case Rejected():
+                # It does not say which request that was: whoever waits for it would wait for ever.
+                self._lose(f"it rejected a request: {reply.code}: {reply.detail}")
+            case Pong():
+                pass
+
+    def _on_ready(self, tier_answers: int) -> None:
+        """Serve once the mover and every part of the tier are there."""
+        self._tier_answers -= tier_answers
+        if self.state is MoverState.STARTING and self._tier_answers <= 0:
+            self.state = step(MOVER, self.state, MoverEvent.READY, self)
+            self._served_once = True
+            log.info("mover ready", mover=self.pid)
+            self._host.on_serving()
+
+    def _lose(self, reason: str) -> None:
+        """The mover is of no more use: see it dead, tell the directory, plan a successor."""
+        mover = self._mover
+        if mover is None:
+            return
+        pid, lived_ms = mover.pid, (now_us() - self._since_us) // 1000
+        mover.kill()
+        try:
+            # What it had finished and said before still counts.
+            for reply in mover.receive():
+                if isinstance(reply, CopyDone):
+                    self._take(reply)
+        except (ProtocolError, OSError):
+            pass
+        self._bury(MoverEvent.DEATH)
+        self._counters["movers_lost"] += 1
+        log.error("mover lost", mover=pid, reason=reason, lived_ms=lived_ms)
+        self._plan_restart(reason, lived_ms)
+        self._host.tell(MoverLost(now_us(), reason))
+
+    def _plan_restart(self, reason: str, lived_ms: int) -> None:
+        """Set when the next mover is started: at once, then ever later while they keep dying."""
+        self._failures = 0 if lived_ms >= STEADY_AFTER_MS else self._failures + 1
+        if not self._served_once and self._failures >= STARTS_WITHOUT_SUCCESS_MAX:
+            raise StartError(f"no mover could be started: {reason}")
+        doublings = min(self._failures, 16) - 2
+        pause_ms = (
+            min(RESTART_AFTER_MS_MIN << doublings, RESTART_AFTER_MS_MAX) if (doublings >= 0) else 0
+        )
+        self._restart_us = now_us() + pause_ms * 1000
+
+    def _bury(self, event: MoverEvent) -> None:
+        """Kill and reap the mover and forget what only it knew."""
+        mover, self._mover = self._mover, None
+        if mover is not None:
+            self._loop.unwatch(self._watched_fd)
+            self._loop.unwatch(mover.pidfd)
+            mover.close()
+        self._importing.clear()
+        self._copies.clear()
+        if mover is not None or event is MoverEvent.CLOSE:
+            self.state = step(MOVER, self.state, event, self)
+
+    def _tell_mover(self, say: Say) -> None:
+        mover = self._mover
+        if mover is None:
+            return
+        try:
+            say(mover)
+        except (ProtocolError, CapacityError, OSError) as error:
+            # Not from inside the directory's turn: the kill is noticed as any other death.
+            log.warning("mover cannot be told", mover=mover.pid, reason=str(error))
+            mover.kill()
+            return
+        self._watch_writing()
+
+    def _watch_writing(self) -> None:
+        if self._mover is not None and self._mover.want_write != self._writing:
+            self._writing = self._mover.want_write
+            self._loop.want_write(self._watched_fd, self._writing)
+
+    def __repr__(self) -> str:
+        return f"<Movers {self.state}, {len(self._pools)} pools, {len(self._copies)} copies>"

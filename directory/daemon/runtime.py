@@ -1,0 +1,155 @@
+"""The runtime folder: its rights, the lock that makes the daemon the only one, stale sockets.
+
+Owns the folder, the lock file and the paths of the two sockets. It must never remove anything but
+a socket of this user's, and it removes one only while it holds the lock: then its maker is dead.
+"""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+LOCK_NAME: Final = "daemon.lock"
+SESSION_NAME: Final = "session.sock"
+ROUTER_NAME: Final = "router.sock"
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""sun_path of sockaddr_un holds 108 bytes with the final zero (unix(7))."""
+
+
+class StartError(Exception):
+    """The daemon cannot start here; the message says why and what to do."""
+
+
+class RuntimeDir:
+    """A runtime folder that this process holds the lock of, until `release`."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self.session_socket = path / SESSION_NAME
+        self.router_socket = path / ROUTER_NAME
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def take(cls, path: Path) -> "RuntimeDir":
+        """Create or check the folder, lock it and clear a dead daemon's sockets away.
+
+        Raises `StartError`; nothing is held then and nothing foreign was touched.
+        """
+        path = Path(os.path.abspath(path))
+        _check_lengths(path)
+        _make_folder(path)
+        lock_fd = _lock(path / LOCK_NAME, path)
+        runtime = cls(path, lock_fd)
+        try:
+            for place in (runtime.session_socket, runtime.router_socket):
+                _remove_stale_socket(place)
+        except StartError:
+            runtime.release()
+            raise
+        return runtime
+
+    @property
+    def endpoint(self) -> str:
+        """Where the ZeroMQ ROUTER is bound."""
+        return f"ipc://{self.router_socket}"
+
+    def remove_sockets(self) -> None:
+        """Remove our own sockets at the end; what is not a socket of ours stays."""
+        for place in (self.session_socket, self.router_socket):
+            if _is_own_socket(place):
+                place.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Give the lock back. Repeatable. The lock file stays: removing it would race."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __repr__(self) -> str:
+        return f"<RuntimeDir {self.path} {'held' if self._lock_fd >= 0 else 'released'}>"
+
+
+def _check_lengths(path: Path) -> None:
+    longest = len(os.fsencode(path / SESSION_NAME))
+    if longest > SOCKET_PATH_BYTES_MAX:
+        raise StartError(
+            f"the socket path {path / SESSION_NAME} has {longest} bytes, a socket can have "
+            f"{SOCKET_PATH_BYTES_MAX}; choose a shorter runtime_dir"
+        )
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        status = path.lstat()
+    except OSError as error:
+        raise StartError(
+            f"the runtime folder {path} cannot be made: {error.strerror}; choose another "
+            "runtime_dir"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise StartError(
+            f"{path} is not a folder (a link to one is not followed); give runtime_dir the path "
+            "of a folder"
+        )
+    if status.st_uid != os.getuid():
+        raise StartError(
+            f"the runtime folder {path} belongs to user {status.st_uid}, this daemon runs as "
+            f"{os.getuid()}; choose another runtime_dir"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise StartError(
+            f"the runtime folder {path} has mode {stat.S_IMODE(status.st_mode):04o}, others could "
+            f"reach the sockets; run: chmod 700 {path}"
+        )
+
+
+def _lock(file: Path, folder: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(file, flags, 0o600)
+    except OSError as error:
+        raise StartError(
+            f"the lock file {file} cannot be opened: {error.strerror}; move it out of the way"
+        ) from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise StartError(f"{file} is not a regular file; move it out of the way")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise StartError(
+                f"a daemon with process id {holder} serves {folder} already; stop it or choose "
+                "another runtime_dir"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except (StartError, OSError):
+        os.close(fd)
+        raise
+    return fd
+
+
+def _is_own_socket(place: Path) -> bool:
+    try:
+        status = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _remove_stale_socket(place: Path) -> None:
+    if not os.path.lexists(place):
+        return
+    if not _is_own_socket(place):
+        raise StartError(
+            f"{place} is in the way and is not a socket of this user; it was left alone: move it "
+            "away or choose another runtime_dir"
+        )
+    place.unlink()

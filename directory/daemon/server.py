@@ -1,0 +1,106 @@
+"""The ZeroMQ server: the streams' endpoint over one ROUTER socket.
+
+Owns the socket. It must never block and never let a frame raise out of `drain`; what a frame means
+is the endpoint's to say (directory/protocol/endpoint.py).
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import structlog
+import zmq
+
+from directory.core import limits
+from directory.core.actions import AnyReply
+from directory.core.errors import TreecoredError
+from directory.core.ids import PoolId
+from directory.daemon.runtime import StartError
+from directory.protocol.endpoint import Ask, Endpoint
+
+MESSAGES_PER_WAKE_MAX: Final = 256
+QUEUED_PER_CLIENT_MAX: Final = min(4_096, limits.UNACKED_MESSAGES_MAX)
+"""High-water mark of each client's pipe in both directions; what is beyond is sent again."""
+
+log = structlog.get_logger("server")
+
+
+class Server:
+    """The ROUTER. `ask` carries out one new message; its answer comes through `answer`."""
+
+    def __init__(self, path: Path, epoch: int, ask: Ask, counters: Counter[str]) -> None:
+        self._endpoint = Endpoint(epoch, ask, self._send, counters, _log_refusal)
+        self._context = zmq.Context(io_threads=1)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.MAXMSGSIZE, limits.MESSAGE_BYTES_MAX)
+        self._router.setsockopt(zmq.SNDHWM, QUEUED_PER_CLIENT_MAX)
+        self._router.setsockopt(zmq.RCVHWM, QUEUED_PER_CLIENT_MAX)
+        try:
+            self._router.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise StartError(f"the ZeroMQ socket {path} cannot be bound: {error}") from None
+
+    # Registrations.
+
+    @property
+    def epoch(self) -> int:
+        """The daemon's boot epoch, which every message must name."""
+        return self._endpoint.epoch
+
+    def open_pool(self, pool: PoolId, secret: bytes) -> None:
+        """Let whoever has the secret speak for the pool."""
+        self._endpoint.open_pool(pool, secret)
+
+    def close_pool(self, pool: PoolId) -> None:
+        """Forget a pool with its stream. Repeatable."""
+        self._endpoint.close_pool(pool)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forget everything; messages of the epoch before are refused from now on."""
+        self._endpoint.begin_epoch(epoch)
+
+    def answer(self, pool: PoolId, seq: int, body: AnyReply) -> None:
+        """Send an answer and keep it until the client has said that it has it."""
+        self._endpoint.answer(pool, seq, body)
+
+    # The loop's side.
+
+    def fileno(self) -> int:
+        """The descriptor that announces changes (edge-triggered)."""
+        return int(self._router.getsockopt(zmq.FD))
+
+    def pending(self) -> bool:
+        """Whether a message waits to be read."""
+        return bool(int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def drain(self) -> None:
+        """Carry out what has arrived, a bounded number of messages, then acknowledge reports."""
+        for _ in range(MESSAGES_PER_WAKE_MAX):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._endpoint.take(*frames)
+        self._endpoint.acknowledge()
+
+    def close(self) -> None:
+        """Close the socket; unsent replies are dropped. Repeatable."""
+        self._router.close(linger=0)
+        self._context.term()
+
+    def _send(self, identity: bytes, frame: bytes) -> bool:
+        """Send if the pipe takes it; the client asks again for what it did not get."""
+        try:
+            self._router.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            # EAGAIN: its pipe is full; EHOSTUNREACH: it is gone. Others are as little our end.
+            log.debug("reply dropped", reason=zmq.strerror(error.errno or 0))
+            return False
+        return True
+
+
+def _log_refusal(error: TreecoredError) -> None:
+    log.debug("frame refused", code=error.code, reason=str(error))

@@ -1,0 +1,95 @@
+"""One session: its state, and what it holds while it lives.
+
+Owns the state table of sessions. A session is changed by `Sessions` alone; it never reads or
+writes a socket itself.
+"""
+
+from enum import StrEnum
+from typing import Final, Protocol
+
+from directory.core.events import Event
+from directory.core.ids import PoolId
+from directory.core.states import Table, step
+from directory.daemon.registration import Registration
+from transfer.ipc.channel import FdChannel, PeerCredentials
+
+
+class SessionState(StrEnum):
+    """State of one session."""
+
+    CONNECTED = "connected"
+    GREETED = "greeted"
+    REGISTERING = "registering"
+    IMPORTING = "importing"
+    LIVE = "live"
+    ENDED = "ended"
+
+
+class SessionEvent(StrEnum):
+    """What happens to a session."""
+
+    HELLO = "hello"
+    REGISTER = "register"
+    TAKEN_IN = "taken_in"
+    IMPORTED = "imported"
+    END = "end"
+
+
+_S, _E = SessionState, SessionEvent
+SESSION: Final[Table] = {
+    (_S.CONNECTED, _E.HELLO): _S.GREETED,
+    (_S.GREETED, _E.REGISTER): _S.REGISTERING,
+    (_S.REGISTERING, _E.TAKEN_IN): _S.IMPORTING,
+    (_S.IMPORTING, _E.IMPORTED): _S.LIVE,
+    (_S.CONNECTED, _E.END): _S.ENDED,
+    (_S.GREETED, _E.END): _S.ENDED,
+    (_S.REGISTERING, _E.END): _S.ENDED,
+    (_S.IMPORTING, _E.END): _S.ENDED,
+    (_S.LIVE, _E.END): _S.ENDED,
+}
+
+
+class Host(Protocol):
+    """What sessions need of the daemon around them."""
+
+    @property
+    def epoch(self) -> int:
+        """The boot epoch."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to the directory and do what it answers."""
+        ...
+
+    def import_pool(self, pool: PoolId, registration: Registration) -> None:
+        """Have the mover import the pool; `Sessions.on_imported` is called with the outcome."""
+        ...
+
+    def open_pool(self, pool: PoolId, secret: bytes) -> None:
+        """Let the pool be spoken for over ZeroMQ."""
+        ...
+
+    def close_pool(self, pool: PoolId) -> None:
+        """No longer listen to the pool over ZeroMQ."""
+        ...
+
+
+class Session:
+    """One connection. Only `Sessions` changes it."""
+
+    def __init__(self, token: int, channel: FdChannel, peer: PeerCredentials, pidfd: int) -> None:
+        self.token = token
+        self.channel = channel
+        self.peer = peer
+        self.pidfd = pidfd
+        self.state = SessionState.CONNECTED
+        self.registration: Registration | None = None
+        self.pool: PoolId = 0
+        self.generation = 0
+
+    def step(self, event: SessionEvent) -> None:
+        """Go to the next state."""
+        self.state = step(SESSION, self.state, event, self)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.token} of pid {self.peer.pid}, {self.state}, pool {self.pool}>"

@@ -1,0 +1,291 @@
+"""Sessions: one connection of a scheduler's process to the session socket, from Hello to its end.
+
+Owns the listener, the connections, the pidfds of the peers and the registrations. A session ends
+when a kernel object says so (end of file, pidfd) or when its peer breaks the protocol; silence
+never ends one. It must never let one session's mistake reach another.
+"""
+
+import errno
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from directory.core import actions
+from directory.core.errors import (
+    BadMessage,
+    CapacityError,
+    NotAuthorised,
+    ProtocolError,
+    TooMany,
+    TreecoredError,
+)
+from directory.core.events import PoolClosed
+from directory.core.ids import PoolId
+from directory.daemon.clock import now_us
+from directory.daemon.loop import Loop
+from directory.daemon.registration import Registration
+from directory.daemon.session import Host, Session, SessionEvent, SessionState
+from directory.protocol.codec import decode_session_request, encode
+from directory.protocol.messages import (
+    Hello,
+    Register,
+    Registered,
+    SessionRefused,
+    SessionReply,
+    SessionRequest,
+    Welcome,
+)
+from directory.protocol.version import agree
+from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
+
+SECRET_BYTES: Final = 32
+BACKLOG: Final = 64
+ACCEPTS_PER_WAKE_MAX: Final = 32
+TEXT_CHARS_MAX: Final = 1_000
+
+log = structlog.get_logger("session")
+
+
+class Sessions:
+    """All sessions and the listener they come from."""
+
+    def __init__(
+        self, loop: Loop, host: Host, endpoint: str, sessions_max: int, counters: Counter[str]
+    ) -> None:
+        self._loop = loop
+        self._host = host
+        self._endpoint = endpoint
+        self._sessions_max = sessions_max
+        self._counters = counters
+        self._listener: socket.socket | None = None
+        self._spare_fd = -1  # given up for a moment to turn a connection away when none is left
+        self._sessions: dict[int, Session] = {}
+        self._by_pool: dict[PoolId, Session] = {}
+        self._last_token = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def listen(self, path: Path) -> None:
+        """Open the listener; the path must be free."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(os.fspath(path))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        self._listener = listener
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._loop.watch(listener.fileno(), self._accept)
+
+    # What the directory and the mover say.
+
+    def on_registered(self, action: actions.Registered) -> None:
+        """The directory took the pool in: import its memory."""
+        session = self._sessions.get(action.token)
+        if session is None or session.registration is None:
+            self._host.tell(PoolClosed(action.pool, now_us()))
+            return
+        session.pool, session.generation = action.pool, action.generation
+        session.step(SessionEvent.TAKEN_IN)
+        self._by_pool[action.pool] = session
+        self._host.import_pool(action.pool, session.registration)
+
+    def on_registration_refused(self, action: actions.RegistrationRefused) -> None:
+        """The directory did not take the pool in: say why and end the session."""
+        session = self._sessions.get(action.token)
+        if session is not None:
+            self._refuse(session, action.code, action.message)
+
+    def on_imported(self, pool: PoolId, ok: bool, code: str, detail: str) -> None:
+        """A mover has imported the pool, for the first time or again, or could not."""
+        session = self._by_pool.get(pool)
+        if session is None:
+            return
+        if not ok:
+            self._refuse(session, code or "import_failed", detail)
+            return
+        if session.state is SessionState.LIVE:
+            return
+        session.step(SessionEvent.IMPORTED)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._host.open_pool(pool, secret)
+        self._counters["pools_registered"] += 1
+        log.info("pool registered", pool=pool, generation=session.generation, pid=session.peer.pid)
+        self._send(session, Registered(pool, session.generation, secret, self._endpoint))
+
+    # Ends.
+
+    def close_all(self, reason: str) -> None:
+        """End every session."""
+        for session in list(self._sessions.values()):
+            self._end(session, reason)
+
+    def close(self) -> None:
+        """End every session and the listener. Repeatable."""
+        if self._listener is not None:
+            self._loop.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            os.close(self._spare_fd)
+        self.close_all("the daemon ends")
+
+    # Connections.
+
+    def _accept(self, _: int) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS_PER_WAKE_MAX):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._counters["sessions_not_accepted"] += 1
+                log.warning("a connection was not accepted", reason=str(error))
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
+                return
+            self._greet(FdChannel(sock))
+
+    def _turn_away(self) -> None:
+        """Close one waiting connection unheard; left waiting it would wake the loop for ever."""
+        assert self._listener is not None
+        os.close(self._spare_fd)
+        try:
+            self._listener.accept()[0].close()
+        except OSError:
+            pass  # it is gone by itself
+        finally:
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _greet(self, channel: FdChannel) -> None:
+        """Take a connection in, or refuse it for whom it comes from."""
+        try:
+            peer = channel.peer_credentials()
+            if peer.uid != os.getuid():
+                raise NotAuthorised(
+                    f"this daemon serves user {os.getuid()}, not {peer.uid}; run one of your own"
+                )
+            if len(self._sessions) >= self._sessions_max:
+                raise TooMany(
+                    f"{self._sessions_max} sessions are open; end some or raise sessions_max"
+                )
+            pidfd = channel.peer_pidfd()
+        except (TreecoredError, OSError) as error:
+            code = error.code if isinstance(error, TreecoredError) else TreecoredError.code
+            self._counters["sessions_refused"] += 1
+            log.warning("session refused", code=code, reason=str(error))
+            with suppress(TreecoredError):
+                channel.send(encode(SessionRefused(code, str(error))))
+            channel.close()
+            return
+        self._last_token += 1
+        session = Session(self._last_token, channel, peer, pidfd)
+        self._sessions[session.token] = session
+        self._counters["sessions_opened"] += 1
+        self._loop.watch(channel.fileno(), lambda _: self._serve(session))
+        self._loop.watch(pidfd, lambda _: self._end(session, "its process ended"))
+
+    def _serve(self, session: Session) -> None:
+        """Read what a session said; a broken one is told why and ended."""
+        try:
+            if session.channel.want_write:
+                session.channel.flush()
+                self._loop.want_write(session.channel.fileno(), session.channel.want_write)
+            frames = session.channel.receive()
+        except ChannelClosed:
+            self._end(session, "its connection ended")
+            return
+        except (ProtocolError, OSError) as error:
+            code = error.code if isinstance(error, TreecoredError) else BadMessage.code
+            self._refuse(session, code, str(error))
+            return
+        for payload, fds in frames:
+            if session.state is SessionState.ENDED:
+                close_fds(fds)
+                continue
+            try:
+                self._handle(session, decode_session_request(payload), fds)
+            except TreecoredError as error:
+                self._refuse(session, error.code, str(error))
+
+    def _handle(self, session: Session, request: SessionRequest, fds: Sequence[int]) -> None:
+        """Carry one request out; the descriptors are closed here unless a registration has them."""
+        kept = False
+        try:
+            if isinstance(request, Hello):
+                self._hello(session, request, fds)
+            else:
+                registration = self._registration(session, request, fds)
+                kept = True
+                session.registration = registration
+                session.step(SessionEvent.REGISTER)
+                self._host.tell(registration.event(session.token, now_us()))
+        finally:
+            if not kept:
+                close_fds(fds)
+
+    def _hello(self, session: Session, hello: Hello, fds: Sequence[int]) -> None:
+        if session.state is not SessionState.CONNECTED:
+            raise BadMessage("Hello is the first message of a session and comes once")
+        if fds:
+            raise BadMessage("Hello comes without descriptors")
+        version = agree(hello.version_min, hello.version_max)
+        session.step(SessionEvent.HELLO)
+        software = hello.software[:TEXT_CHARS_MAX]
+        log.info("session opened", pid=session.peer.pid, version=version, software=software)
+        self._send(session, Welcome(version, self._host.epoch))
+
+    def _registration(
+        self, session: Session, request: Register, fds: Sequence[int]
+    ) -> Registration:
+        if session.state is SessionState.CONNECTED:
+            raise BadMessage("say Hello before Register")
+        if session.state is not SessionState.GREETED:
+            raise BadMessage("a session registers one pool, once; open another session")
+        return Registration.read(request, fds)
+
+    def _send(self, session: Session, reply: SessionReply) -> None:
+        try:
+            session.channel.send(encode(reply))
+            if session.channel.want_write:
+                self._loop.want_write(session.channel.fileno(), True)
+        except (ChannelClosed, CapacityError, OSError) as error:
+            self._end(session, f"it cannot be written to: {error}")
+
+    def _refuse(self, session: Session, code: str, message: str) -> None:
+        """Tell a session why it ends, and end it."""
+        if session.state is SessionState.ENDED:
+            return
+        self._counters["sessions_refused"] += 1
+        log.warning("session refused", pid=session.peer.pid, code=code, reason=message)
+        self._send(session, SessionRefused(code, message[:TEXT_CHARS_MAX]))
+        self._end(session, f"refused: {code}")
+
+    def _end(self, session: Session, reason: str) -> None:
+        """Let go of everything of a session. Repeatable."""
+        if session.state is SessionState.ENDED:
+            return
+        session.step(SessionEvent.END)
+        del self._sessions[session.token]
+        self._loop.unwatch(session.channel.fileno())
+        self._loop.unwatch(session.pidfd)
+        session.channel.close()
+        os.close(session.pidfd)
+        log.info("session ended", pid=session.peer.pid, pool=session.pool, reason=reason)
+        self._counters["sessions_ended"] += 1
+        if session.pool:
+            del self._by_pool[session.pool]
+            self._host.close_pool(session.pool)
+            self._host.tell(PoolClosed(session.pool, now_us()))
+        if session.registration is not None:
+            session.registration.close()

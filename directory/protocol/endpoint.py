@@ -1,0 +1,195 @@
+"""The daemon's end of the numbered streams: identities, attaching, answers and acknowledgements.
+
+Owns which identity speaks for which pool, the streams, and what was answered but not received
+yet. Pure: frames come in through `take` and leave through a callable, so a socket and the
+simulation run the same code. It must never let a frame raise, and never carry a message out twice.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Callable
+
+from directory.core.actions import AnyReply, Refused
+from directory.core.errors import (
+    BadMessage,
+    NotAuthorised,
+    ProtocolError,
+    StaleEpoch,
+    TreecoredError,
+    UnknownPool,
+)
+from directory.core.events import Body
+from directory.core.ids import PoolId
+from directory.protocol.codec import decode_envelope, encode
+from directory.protocol.messages import Acked, Attach, Attached, DaemonBody, Envelope, ReplyEnvelope
+from directory.protocol.stream import Arrival, ReceiveStream
+
+Ask = Callable[[PoolId, int, Body], None]
+Send = Callable[[bytes, bytes], bool]
+Refuse = Callable[[TreecoredError], None]
+
+
+class Client:
+    """One registered pool at the server. `identity` is None until it has attached."""
+
+    __slots__ = ("identity", "owes_ack", "pool", "secret", "stream")
+
+    def __init__(self, pool: PoolId, secret: bytes) -> None:
+        self.pool = pool
+        self.secret = secret
+        self.identity: bytes | None = None
+        self.stream = ReceiveStream()
+        self.owes_ack = False
+
+
+class Endpoint:
+    """`ask` carries out one new message; its answer comes through `answer`. `send` takes a frame
+    for an identity, or says that it was dropped. `refused` hears of every refused frame."""
+
+    def __init__(
+        self,
+        epoch: int,
+        ask: Ask,
+        send: Send,
+        counters: Counter[str],
+        refused: Refuse | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.clients: dict[PoolId, Client] = {}
+        self._ask = ask
+        self._send_frame = send
+        self._counters = counters
+        self._refused = refused
+        self._by_identity: dict[bytes, Client] = {}
+        self._owing: dict[PoolId, Client] = {}
+
+    # Registrations.
+
+    def open_pool(self, pool: PoolId, secret: bytes) -> None:
+        """Let whoever has the secret speak for the pool."""
+        self.clients[pool] = Client(pool, secret)
+
+    def close_pool(self, pool: PoolId) -> None:
+        """Forget a pool with its stream. Repeatable."""
+        client = self.clients.pop(pool, None)
+        self._owing.pop(pool, None)
+        if client is not None and client.identity is not None:
+            del self._by_identity[client.identity]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forget everything; messages of the epoch before are refused from now on."""
+        for pool in list(self.clients):
+            self.close_pool(pool)
+        self.epoch = epoch
+
+    # The directory's side.
+
+    def answer(self, pool: PoolId, seq: int, body: AnyReply) -> None:
+        """Send an answer and keep it until the client has said that it has it."""
+        client = self.clients.get(pool)
+        if client is None:
+            self._counters["answers_to_gone_pools"] += 1
+            return
+        frame = encode(ReplyEnvelope(self.epoch, client.stream.acked, seq, body))
+        self._counters["answers_dropped_by_limit"] += client.stream.keep(seq, frame)
+        self._send_to(client, frame)
+
+    # Messages.
+
+    def take(self, identity: bytes, *frames: bytes) -> None:
+        """Carry out one message, or refuse it; a client's mistake never leaves this function."""
+        client = self._by_identity.get(identity)
+        self._counters["frames"] += 1
+        try:
+            if len(frames) != 1:
+                raise BadMessage(f"a message is one frame, not {len(frames)}")
+            envelope = decode_envelope(frames[0])
+            if envelope.epoch != self.epoch:
+                raise StaleEpoch("the message belongs to another epoch; register again")
+            if isinstance(envelope.body, Attach):
+                self._attach(identity, envelope.body)
+            elif client is None:
+                raise NotAuthorised("this connection belongs to no pool; attach it first")
+            else:
+                self._stream(client, envelope, envelope.body)
+        except TreecoredError as error:
+            kind = "frames_malformed" if isinstance(error, ProtocolError) else "frames_stale"
+            if isinstance(error, NotAuthorised):
+                kind = "frames_not_authorised"
+            self._counters[kind] += 1
+            if self._refused is not None:
+                self._refused(error)
+            self._say(identity, client, Refused(error.code, str(error)))
+
+    def _attach(self, identity: bytes, body: Attach) -> None:
+        client = self.clients.get(body.pool)
+        if client is None:
+            raise UnknownPool(f"pool {body.pool} is not registered; register again")
+        if not hmac.compare_digest(client.secret, body.secret):
+            raise NotAuthorised(f"that is not the secret of pool {body.pool}")
+        earlier = self._by_identity.get(identity)
+        if earlier is not None:
+            earlier.identity = None
+        if client.identity is not None:
+            # The client has connected anew; its old connection no longer speaks for the pool.
+            self._by_identity.pop(client.identity, None)
+        client.identity = identity
+        self._by_identity[identity] = client
+        self._say(identity, client, Attached())
+
+    def _stream(self, client: Client, envelope: Envelope, body: Body) -> None:
+        seq = envelope.seq
+        if seq < 1:
+            raise BadMessage(f"a message is numbered from 1 up, not {seq}")
+        arrival = client.stream.arrive(seq, envelope.answered)
+        if arrival is Arrival.NEW:
+            # An answer, if one comes now, carries the acknowledgement and cancels this.
+            self._owe(client)
+            self._ask(client.pool, seq, body)
+            return
+        if arrival is Arrival.DUPLICATE:
+            self._counters["messages_duplicate"] += 1
+            kept = client.stream.again(seq)
+            if kept is not None:
+                self._send_to(client, kept, current=False)
+                return
+        else:
+            self._counters["messages_after_a_gap"] += 1
+        self._owe(client)
+
+    # Replies.
+
+    def _owe(self, client: Client) -> None:
+        client.owes_ack = True
+        self._owing[client.pool] = client
+
+    def acknowledge(self) -> None:
+        """One acknowledgement for each pool whose messages had no answer in this batch."""
+        if not self._owing:
+            return
+        owing, self._owing = self._owing, {}
+        for client in owing.values():
+            if client.owes_ack:
+                frame = encode(ReplyEnvelope(self.epoch, client.stream.acked, 0, Acked()))
+                self._send_to(client, frame)
+                client.owes_ack = False
+
+    def _say(self, identity: bytes, client: Client | None, body: DaemonBody) -> None:
+        """Send something that is outside the numbered stream."""
+        acked = client.stream.acked if client is not None else 0
+        self._send(identity, encode(ReplyEnvelope(self.epoch, acked, 0, body)))
+
+    def _send_to(self, client: Client, frame: bytes, *, current: bool = True) -> None:
+        if client.identity is None:
+            self._counters["replies_dropped"] += 1
+        elif self._send(client.identity, frame) and current:
+            client.owes_ack = False
+
+    def _send(self, identity: bytes, frame: bytes) -> bool:
+        """Send or drop: the client asks again for what it did not get."""
+        sent = self._send_frame(identity, frame)
+        if not sent:
+            self._counters["replies_dropped"] += 1
+        return sent

@@ -1,0 +1,1 @@
+"""Tests of a real daemon process over its real sockets."""

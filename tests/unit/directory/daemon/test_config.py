@@ -1,0 +1,97 @@
+"""Settings: where each comes from, which wins, and what a wrong one is answered with."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from directory.daemon.config import ConfigError, Settings, default_runtime_dir, load_settings
+
+GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of whoever runs the tests has a say."""
+    for name in list(os.environ):
+        if name.startswith("TREECORED_"):
+            monkeypatch.delenv(name)
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    """A settings file."""
+    path = tmp_path / "treecored.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_defaults_are_sizes_in_bytes() -> None:
+    settings = load_settings()
+    assert (settings.host_tier, settings.segment) == (4 * GIB, 64 * 1024**2)
+    assert settings.runtime_dir == default_runtime_dir()
+
+
+def test_flags_override_the_environment_which_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file(tmp_path, 'host_tier = "1GiB"\nsegment = "1MiB"\nlog_format = "json"\n')
+    monkeypatch.setenv("TREECORED_HOST_TIER", "2GiB")
+    monkeypatch.setenv("TREECORED_SEGMENT", "2MiB")
+    settings = load_settings(path, {"host_tier": "3GiB", "segment": None})
+    assert settings.host_tier == 3 * GIB
+    assert settings.segment == 2 * 1024**2
+    assert settings.log_format == "json"
+
+
+def test_the_environment_can_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREECORED_CONFIG", str(file(tmp_path, "sessions_max = 7\n")))
+    assert load_settings().sessions_max == 7
+
+
+def test_the_runtime_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_runtime_dir() == tmp_path / "treecored"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_runtime_dir().name == f"treecored-{os.getuid()}"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "parts"),
+    [
+        ('host_tier = "many"', {}, ["host_tier", "'many'", "treecored.toml"]),
+        ("host_tier = -1", {}, ["host_tier", "-1"]),
+        ("host_teir = 1", {}, ["host_teir", "no setting", "host_tier"]),
+        ("host_tier = ", {}, ["treecored.toml", "not TOML"]),
+        ('host_tier = "64TiB"\nsegment = "64KiB"', {}, ["segments", "choose a larger segment"]),
+        ("", {"log_level": "loud"}, ["log_level", "flag", "'loud'"]),
+        ("", {"device": "tpu"}, ["device", "'tpu'"]),
+        ("", {"sessions_max": "0"}, ["sessions_max", "flag"]),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_that_names_the_setting(
+    tmp_path: Path, text: str, flags: dict[str, str], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file(tmp_path, text), flags)
+    said = str(caught.value)
+    assert "\n" not in said
+    for part in parts:
+        assert part in said
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREECORED_SEGMENT", "1")
+    with pytest.raises(ConfigError, match="from TREECORED_SEGMENT"):
+        load_settings()
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read") as caught:
+            load_settings(path)
+        assert str(path) in str(caught.value)
+
+
+def test_settings_do_not_change_afterwards() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().host_tier = 1  # type: ignore[assignment]

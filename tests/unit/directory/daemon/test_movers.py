@@ -1,0 +1,385 @@
+"""Mover supervision with a pretended mover: when it is started, asked, given up on and replaced."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from directory.core.actions import SubmitCopy
+from directory.core.events import CopyDone, Event, MoverLost
+from directory.daemon import movers as module
+from directory.daemon.loop import Loop
+from directory.daemon.movers import MOVER, Movers, MoverState
+from directory.daemon.registration import Registration
+from directory.daemon.runtime import StartError
+from directory.protocol.messages import Register
+from transfer import messages
+from transfer.ipc.channel import ChannelClosed
+from transfer.layout import mha_layer_first
+from transfer.messages import Imported, Pong, Ready, Rejected, Reply, TierOpened
+
+SILENCE_MS = 5_000
+LAYOUT = mha_layer_first(layers=1, page_size=4, page_count=8, heads=1, head_dim=8, itemsize=1)
+REGISTRATION = Registration(Register("a", b"f", "mirrored", b"", b""), LAYOUT, (), ())
+
+
+class PretendMover:
+    """Stands for a `MoverHandle`: records what it is told, says what a test puts in its mouth."""
+
+    made: ClassVar["list[PretendMover]"] = []
+    spawn_error: OSError | None = None
+
+    def __init__(self) -> None:
+        self.fd, self.pidfd = os.eventfd(0), os.eventfd(0)
+        self.told: list[object] = []
+        self.says: list[Reply] = []
+        self.want_write = False
+        self.gone = False
+        self.closed = False
+        self.pid = 1000 + len(self.made)
+        self.made.append(self)
+
+    @classmethod
+    def spawn(cls, device: str) -> "PretendMover":
+        assert device == "cpu"
+        if cls.spawn_error is not None:
+            raise cls.spawn_error
+        return cls()
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def say(self, *replies: Reply) -> None:
+        self.says += replies
+        os.eventfd_write(self.fd, 1)
+
+    def die(self) -> None:
+        self.gone = True
+        os.eventfd_write(self.pidfd, 1)
+
+    def receive(self) -> list[Reply]:
+        if not self.says and self.gone:
+            raise ChannelClosed("gone")
+        said, self.says = self.says, []
+        return said
+
+    def flush(self) -> bool:
+        return True
+
+    def _hear(self, *what: object) -> None:
+        if self.gone:
+            raise ChannelClosed("gone")
+        self.told.append(what)
+
+    def open_tier(self, tier: object) -> int:
+        self._hear("tier")
+        return 2
+
+    def import_pool(self, pool: int, *_: object) -> None:
+        self._hear("import", pool)
+
+    def release_pool(self, pool: int) -> None:
+        self._hear("release", pool)
+
+    def submit(self, copy: SubmitCopy) -> None:
+        self._hear("copy", copy.op)
+
+    def ping(self, token: int) -> None:
+        self._hear("ping")
+
+    def shutdown(self) -> None:
+        self._hear("shutdown")
+
+    def kill(self) -> None:
+        self.gone = True
+
+    def close(self) -> int:
+        if not self.closed:
+            os.close(self.fd)
+            os.close(self.pidfd)
+        self.closed = True
+        return -int(signal.SIGKILL)
+
+
+class Rig:
+    """Supervision over pretended movers and a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.events: list[Event] = []
+        self.imported: list[tuple[int, bool, str, str]] = []
+        self.serving = 0
+        self.now = 1
+        self.counters: Counter[str] = Counter()
+        self.movers = Movers(self.loop, self, "cpu", None, SILENCE_MS, self.counters)
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+    def on_imported(self, pool: int, ok: bool, code: str, detail: str) -> None:
+        self.imported.append((pool, ok, code, detail))
+
+    def on_serving(self) -> None:
+        self.serving += 1
+
+    @property
+    def mover(self) -> PretendMover:
+        return PretendMover.made[-1]
+
+    def start_serving(self) -> None:
+        self.movers.start()
+        self.mover.say(Ready(1, "cpu"))
+        self.loop.turn(0)
+        assert self.movers.state is MoverState.SERVING
+
+    def die(self) -> None:
+        """The mover dies, and that is noticed."""
+        self.mover.die()
+        self.loop.turn(0)
+
+    def wait_for_successor(self) -> int:
+        """Let time pass until the next one starts; returns milliseconds."""
+        due = self.movers.due_us()
+        assert due is not None
+        before, self.now = self.now, max(self.now, due)
+        self.movers.on_time(self.now)
+        return (self.now - before) // 1000
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A rig whose movers are pretended."""
+    PretendMover.made = []
+    PretendMover.spawn_error = None
+    rig = Rig()
+    monkeypatch.setattr(module, "MoverHandle", PretendMover)
+    monkeypatch.setattr(module, "now_us", lambda: rig.now)
+    yield rig
+    rig.movers.close()
+    rig.loop.close()
+
+
+def copy(op: int) -> SubmitCopy:
+    """A copy of nothing."""
+    return SubmitCopy(op, "backup", (), (), ())
+
+
+def test_an_idle_mover_has_no_deadline_f65(rig: Rig) -> None:
+    rig.start_serving()
+    assert rig.movers.due_us() is None
+    rig.now += 10**15
+    rig.movers.on_time(rig.now)
+    assert rig.movers.state is MoverState.SERVING
+    assert rig.mover.told == []
+
+
+def test_it_serves_once_the_mover_and_all_of_the_tier_are_there(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tier:
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr(rig.movers, "_tier", Tier())
+    rig.movers.start()
+    for reply in (Ready(1, "cpu"), TierOpened(True, 1)):
+        rig.mover.say(reply)
+        rig.loop.turn(0)
+        assert rig.serving == 0
+    rig.mover.say(TierOpened(True, 2))
+    rig.loop.turn(0)
+    assert rig.serving == 1
+
+
+def test_a_tier_that_cannot_be_opened_ends_the_mover(rig: Rig) -> None:
+    rig.movers.start()
+    rig.mover.say(TierOpened(False, 0, "no memory"))
+    rig.loop.turn(0)
+    assert rig.mover.closed
+    assert rig.movers.state is MoverState.NONE
+
+
+def test_copies_and_their_ends_are_handed_on(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.submit(copy(5))
+    assert rig.mover.told == [("copy", 5)]
+    rig.mover.say(CopyDone(5, "ok"))
+    rig.loop.turn(0)
+    assert rig.events == [CopyDone(5, "ok")]
+    assert rig.movers.due_us() is None
+
+
+def test_death_is_told_once_and_what_was_finished_before_still_counts(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.submit(copy(5))
+    rig.movers.submit(copy(6))
+    dying = rig.mover
+    dying.says.append(CopyDone(5, "ok"))
+    rig.die()
+    assert rig.events[0] == CopyDone(5, "ok")
+    assert isinstance(rig.events[1], MoverLost)
+    assert len(rig.events) == 2
+    assert dying.closed
+    assert rig.counters["movers_lost"] == 1
+
+
+def test_the_directory_hears_of_the_death_only_when_the_process_is_reaped(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.start_serving()
+    dying = rig.mover
+    heard: list[tuple[type[Event], bool]] = []
+    monkeypatch.setattr(rig, "tell", lambda event: heard.append((type(event), dying.closed)))
+    rig.die()
+    assert heard == [(MoverLost, True)]
+
+
+def test_a_successor_is_told_of_live_pools_and_of_copies_that_came_meanwhile(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.import_pool(1, REGISTRATION)
+    rig.movers.import_pool(2, REGISTRATION)
+    rig.mover.say(Imported(1, True), Imported(2, True))
+    rig.loop.turn(0)
+    rig.movers.release_pool(2)
+    rig.die()
+    rig.movers.submit(copy(9))
+    rig.movers.import_pool(3, REGISTRATION)
+    rig.wait_for_successor()
+    assert rig.mover.told == [("import", 1), ("import", 3), ("copy", 9)]
+
+
+def test_what_was_waiting_is_dropped_when_the_successor_dies_too(rig: Rig) -> None:
+    rig.start_serving()
+    rig.die()
+    rig.movers.submit(copy(9))
+    rig.wait_for_successor()
+    rig.die()
+    rig.wait_for_successor()
+    assert rig.mover.told == []
+    assert len(rig.events) == 2
+
+
+def test_movers_that_keep_dying_are_replaced_ever_later_up_to_a_cap(rig: Rig) -> None:
+    rig.start_serving()
+    pauses = []
+    for _ in range(12):
+        rig.die()
+        pauses.append(rig.wait_for_successor())
+    assert pauses[0] == 0
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] == module.RESTART_AFTER_MS_MAX
+
+
+def test_a_mover_that_lived_long_is_replaced_at_once(rig: Rig) -> None:
+    rig.start_serving()
+    for _ in range(5):
+        rig.die()
+        rig.wait_for_successor()
+    rig.now += module.STEADY_AFTER_MS * 1000
+    rig.die()
+    assert rig.wait_for_successor() == 0
+
+
+def test_a_mover_that_never_serves_is_not_tried_for_ever(rig: Rig) -> None:
+    rig.movers.start()
+    for _ in range(module.STARTS_WITHOUT_SUCCESS_MAX - 1):
+        rig.die()
+        rig.wait_for_successor()
+    with pytest.raises(StartError, match="no mover could be started"):
+        rig.die()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(rig: Rig) -> None:
+    rig.start_serving()
+    rig.die()
+    PretendMover.spawn_error = OSError("no memory")
+    rig.wait_for_successor()
+    assert rig.movers.pid == 0
+    PretendMover.spawn_error = None
+    rig.wait_for_successor()
+    assert rig.movers.pid == rig.mover.pid
+
+
+def test_a_busy_mover_that_is_silent_is_asked_and_then_killed(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.submit(copy(1))
+    rig.wait_for_successor()
+    assert rig.mover.told[-1] == ("ping",)
+    silent = rig.mover
+    rig.wait_for_successor()
+    assert silent.closed
+    assert isinstance(rig.events[-1], MoverLost)
+
+
+def test_a_busy_mover_that_answers_is_left_alone(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.submit(copy(1))
+    for _ in range(10):
+        rig.wait_for_successor()
+        assert rig.mover.told[-1] == ("ping",)
+        rig.mover.say(Pong())
+        rig.loop.turn(0)
+    assert not rig.mover.closed
+
+
+def test_a_rejected_request_costs_the_mover(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.submit(copy(1))
+    rig.mover.say(Rejected("bad_message", "what?"), CopyDone(1, "ok"))
+    rig.loop.turn(0)
+    # The copy's end was said after the rejection; by then everything was told to be lost.
+    assert [type(event) for event in rig.events] == [MoverLost]
+
+
+def test_a_mover_that_cannot_be_told_dies_by_its_pidfd(rig: Rig) -> None:
+    rig.start_serving()
+    rig.mover.gone = True
+    rig.movers.submit(copy(1))
+    assert rig.events == []
+    rig.die()
+    assert isinstance(rig.events[-1], MoverLost)
+
+
+def test_outcomes_of_imports_are_handed_on(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.import_pool(1, REGISTRATION)
+    rig.mover.say(Imported(1, False, "why", "bad_layout"))
+    rig.loop.turn(0)
+    assert rig.imported == [(1, False, "bad_layout", "why")]
+
+
+def test_a_replacement_knows_nothing_and_the_directory_hears_nothing(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.import_pool(1, REGISTRATION)
+    rig.movers.submit(copy(1))
+    old = rig.mover
+    rig.movers.replace()
+    assert old.closed
+    assert rig.mover is not old
+    assert rig.mover.told == []
+    assert rig.events == []
+
+
+def test_closing_asks_the_mover_to_end_first(rig: Rig) -> None:
+    assert rig.movers.begin_close() == -1
+    rig.start_serving()
+    assert rig.movers.begin_close() == rig.mover.pidfd
+    assert rig.mover.told == [("shutdown",)]
+    rig.movers.close()
+    rig.movers.close()
+    assert rig.movers.state is MoverState.ENDED
+    assert "ended" in repr(rig.movers)
+
+
+def test_every_reply_of_a_mover_is_understood(rig: Rig) -> None:
+    rig.start_serving()
+    rig.mover.say(messages.Released(1), messages.Released(2, "in use"), Pong(1))
+    rig.loop.turn(0)
+    assert rig.movers.state is MoverState.SERVING
+
+
+def test_the_state_table_has_a_way_out_of_every_state_but_the_last() -> None:
+    assert {state for state, _ in MOVER} == set(MoverState) - {MoverState.ENDED}

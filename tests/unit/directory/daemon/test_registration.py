@@ -1,0 +1,75 @@
+"""Registrations: what is checked before a pool is taken in, and who closes its descriptors."""
+
+import os
+
+import msgspec
+import pytest
+
+from directory.core.errors import BadMessage, LayoutError, TooLarge, TreecoredError
+from directory.daemon.registration import Registration
+from directory.protocol.messages import Register
+from transfer.ipc.memory import MemoryHandle
+from transfer.layout import BufferLayout, PoolLayout, mha_layer_first
+
+LAYOUT = mha_layer_first(layers=1, page_size=4, page_count=8, heads=1, head_dim=8, itemsize=1)
+HANDLES = tuple(MemoryHandle("memfd", nbytes) for nbytes in LAYOUT.allocation_bytes)
+pack = msgspec.msgpack.encode
+
+
+def message(**changes: object) -> Register:
+    """A good Register message, but for the changes."""
+    good = Register("a", b"f" * 16, "mirrored", pack(LAYOUT), pack(HANDLES))
+    return msgspec.structs.replace(good, **changes)
+
+
+def test_a_good_message_becomes_an_event_with_the_pools_sizes() -> None:
+    registration = Registration.read(
+        message(), [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+    )
+    event = registration.event(7, 1234)
+    assert (event.token, event.now_us, event.instance) == (7, 1234, "a")
+    assert (event.page_size, event.page_count) == (4, 8)
+    assert event.page_bytes == LAYOUT.page_bytes
+    fds = list(registration.fds)
+    registration.close()
+    registration.close()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+HUGE = PoolLayout(4, 1, (BufferLayout("kv", 0, 0, 0, 1 << 30, 1 << 30),), (1 << 30,))
+OUTSIDE = PoolLayout(4, 8, (BufferLayout("kv", 0, 0, 0, 64, 64),), (100,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"layout": b""}, BadMessage),
+        ({"layout": b"\x91" * 10_000}, BadMessage),
+        ({"layout": pack([4, 8, [], []])}, LayoutError),
+        ({"layout": pack(["4", 8, [], []])}, BadMessage),
+        ({"layout": pack([-4, 8, [], []])}, BadMessage),
+        ({"layout": pack(OUTSIDE)}, LayoutError),
+        ({"layout": pack(HUGE)}, TooLarge),
+        ({"handles": b"\xc1"}, BadMessage),
+        ({"handles": pack([["memfd", 0]])}, BadMessage),
+        ({"handles": pack([["k" * 100, 1]])}, BadMessage),
+        ({"handles": pack([["memfd", 1]] * 5_000)}, BadMessage),
+        ({"fingerprint": b""}, BadMessage),
+        ({"fingerprint": bytes(65)}, BadMessage),
+    ],
+)
+def test_a_bad_message_is_a_typed_error_and_the_descriptors_stay_the_callers(
+    changes: dict[str, object], error: type[TreecoredError]
+) -> None:
+    fds = os.pipe()
+    with pytest.raises(error):
+        Registration.read(message(**changes), fds)
+    for fd in fds:
+        os.close(fd)  # would raise if someone had closed it
+
+
+def test_a_pool_without_its_tables_is_refused() -> None:
+    with pytest.raises(BadMessage, match="timelines"):
+        Registration.read(message(), [])
