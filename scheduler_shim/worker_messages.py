@@ -14,7 +14,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     """First message: become a scheduler. `bytes_per_token`: KV bytes over all layers.
 
     `private`: a cache salt of the instance's own, so that nothing is shared.
-    `concurrency`: requests that the scheduler may have in progress at once.
+    `concurrency`: requests that the scheduler may have in progress at once. `settle`: a request
+    counts as finished only when the daemon has carried out everything it reported (strict order).
     """
 
     instance: str
@@ -27,6 +28,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     private: bool = False
     concurrency: int = 1
     token_seed: int = 0
+    settle: bool = False
 
 
 class Configured(msgspec.Struct, frozen=True, tag="configured"):

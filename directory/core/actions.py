@@ -78,8 +78,8 @@ class Inserted(Reply, frozen=True, tag="inserted"):
 
 
 class GaveUp(Reply, frozen=True, tag="gave_up"):
-    """Answer to Evict: packed pages to free after every (span, new value, pages given up) of
-    `words` has been written to the pool's word table."""
+    """Answer to Evict and to a thin pool's Flush: packed pages to free after every (span, new
+    value, pages given up) of `words` has been written to the pool's word table."""
 
     pages: bytes
     words: tuple[tuple[int, int, int], ...]

@@ -58,8 +58,7 @@ from directory.core.host import HostSlots
 from directory.core.ids import HOST, NO_LEASE, PoolId
 from directory.core.invariants import violations
 from directory.core.lease import LeaseTable
-from directory.core.namespace import NamespaceKey
-from directory.core.node import Node, Space
+from directory.core.node import Node
 from directory.core.place import HostState, PoolState
 from directory.core.pool import (
     apply_given_up,
@@ -148,14 +147,14 @@ class Directory:
             pool = self.registry.register(event)
         except TreecoredError as error:
             return [RegistrationRefused(event.token, error.code, str(error))]
-        self.story.add("registered", pool)
+        self.story.add("registered", repr(pool))
         return [Registered(event.token, pool.place, pool.generation)]
 
     def _close(self, pool_id: PoolId) -> list[Action]:
         pool = self.pools.get(pool_id)
         if pool is None or not pool.live:
             return []
-        self.story.add("closed", pool)
+        self.story.add("closed", repr(pool))
         self.registry.begin_close(pool)
         for receipt in list(pool.leases):
             lease = self.leases.get(receipt, pool_id)
@@ -189,11 +188,14 @@ class Directory:
 
     def _match(self, pool: PoolState, seq: int, body: Match) -> list[Action]:
         _check_request(body.request, body.tokens)
-        space = self._find_space(pool, body.namespace)
+        most = len(body.tokens) // (pool.page_size * body.namespace.unit_bytes)
+        if not 0 <= body.start_pages <= most:
+            raise BadMessage(f"start_pages must be 0 to {most} here, got {body.start_pages}")
+        space = self.tree.find_space(pool.fingerprint, body.namespace)
         if space is None:
             return self._answer(pool, seq, Matched(0, b"", 0, 0, 0, 0, NO_LEASE, _totals(pool)))
         steps = self.tree.walk(space, body.tokens)
-        own_pages, own, own_node = max(0, body.start_pages), b"", space.root
+        own_pages, own, own_node = body.start_pages, b"", space.root
         if pool.mode == "thin":
             own_node, own, own_pages = match_own(self.tree, pool, space, steps)
         reach, host_pages, peer_pages = self._beyond(pool, steps, own_pages)
@@ -272,7 +274,10 @@ class Directory:
 
     def _insert(self, pool: PoolState, seq: int, body: Insert) -> list[Action]:
         _check_request(body.request, body.tokens, body.pages)
-        lease = self.leases.get(body.receipt, pool.place) if body.receipt else None
+        lease = None
+        if body.receipt:
+            _check_mode(pool, "thin", "Insert with a receipt")
+            lease = self.leases.get(body.receipt, pool.place)
         space = self.tree.space(pool.fingerprint, body.namespace, pool.page_size, pool.page_bytes)
         try:
             outcome = insert_pages(
@@ -334,9 +339,9 @@ class Directory:
             self._flush_host()
             return self._answer(pool, seq, Done(_totals(pool)))
         given = flush_pages(self.tree, pool)
+        pool.word = max(pool.word, body.pool_word)
         if pool.mode == "thin":
             return self._answer(pool, seq, GaveUp(given.pages, given.words, _totals(pool)))
-        pool.word = body.pool_word
         return self._answer(pool, seq, Done(_totals(pool)))
 
     def _flush_host(self) -> None:
@@ -362,9 +367,6 @@ class Directory:
         return self._answer(pool, seq, Counters(facts, found))
 
     # Small things.
-
-    def _find_space(self, pool: PoolState, key: NamespaceKey) -> Space | None:
-        return self.tree.find_space(pool.fingerprint, key)
 
     def _answer(self, pool: PoolState, seq: int, body: AnyReply) -> list[Action]:
         return [Answer(pool.place, seq, body)]

@@ -154,7 +154,8 @@ class InvalidTransition(InternalError):
 def error_classes() -> dict[str, type[TreecoredError]]:
     """Return every error class by wire code; groups that are never raised are included."""
     found: dict[str, type[TreecoredError]] = {}
-    queue: list[type[TreecoredError]] = [TreecoredError]
+    # Without the root, whose code stands for "a defect": that is InternalError's.
+    queue: list[type[TreecoredError]] = list(TreecoredError.__subclasses__())
     while queue:
         cls = queue.pop()
         found.setdefault(cls.code, cls)

@@ -102,8 +102,12 @@ class Restore(Body, frozen=True, tag="restore"):
 
 
 class Flush(Body, frozen=True, tag="flush"):
-    """Give up everything unleased: of the own pool (`pool_word` is the bumped word) or the host
-    tier."""
+    """Give up everything unleased: of the own pool or of the host tier.
+
+    `pool_word`: the own pool's word as bumped (a lower value than before is ignored). A mirrored
+    pool's pages are all forgotten: what its mirror keeps under its own locks it publishes anew,
+    or it reports `Evicted` instead.
+    """
 
     scope: FlushScope
     pool_word: int = 0

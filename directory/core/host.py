@@ -37,6 +37,8 @@ class HostSlots:
     def reserve(self, page_bytes: int, count: int) -> bytes | None:
         """Take `count` slots for pages of `page_bytes`; packed slot ids, or None if short."""
         free = self._free.setdefault(page_bytes, [])
+        if not self.could_hold(page_bytes, count):
+            return None
         while len(free) < count and self._grow(page_bytes, free):
             pass
         if len(free) < count:
@@ -57,8 +59,12 @@ class HostSlots:
 
     def could_hold(self, page_bytes: int, count: int) -> bool:
         """Whether `count` pages of this size fit at all, everything evictable being evicted."""
+        most = self._capacity.get(page_bytes, 0)
         spare = self._segment_count - len(self.page_bytes_of)
-        most = self._capacity.get(page_bytes, 0) + spare * self._slots_in(page_bytes, 0)
+        if spare:
+            # All spare segments are full-sized but for the last one.
+            most += (spare - 1) * self._slots_in(page_bytes, 0)
+            most += self._slots_in(page_bytes, self._segment_count - 1)
         return count <= most
 
     def free_count(self, page_bytes: int) -> int:
@@ -87,6 +93,8 @@ class HostSlots:
         if segment >= self._segment_count:
             return False
         count = self._slots_in(page_bytes, segment)
+        if not count:
+            return False
         self.page_bytes_of.append(page_bytes)
         self._capacity[page_bytes] = self._capacity.get(page_bytes, 0) + count
         base = segment << 16

@@ -190,9 +190,10 @@ def _claims(directory: Directory) -> dict[Place, list[Node]]:
 def _host(directory: Directory) -> list[str]:
     found: list[str] = []
     held: dict[int, list[int]] = {}
-    for node in directory.host.nodes.values():
-        size = node.space.page_bytes
-        held.setdefault(size, []).extend(unpack_pages(node.places[HOST].pages))
+    for node in directory.tree.nodes.values():
+        if HOST in node.places:
+            pages = unpack_pages(node.places[HOST].pages)
+            held.setdefault(node.space.page_bytes, []).extend(pages)
     for size in sorted({*held, *directory.slots.page_sizes}):
         mine, free = held.get(size, []), directory.slots.free_slots(size)
         both = set(mine) | set(free)
@@ -229,7 +230,14 @@ def _transfers(directory: Directory) -> list[str]:
             residency = node.places.get(HOST)
             if residency is None or residency.op != op:
                 found.append(f"transfers: node {node.id} is not filling by copy {op}")
+    targets: dict[Place, list[int]] = {}
+    for copy in copies.values():
+        if copy.body is not None:
+            targets.setdefault(copy.target, []).extend(unpack_pages(copy.body.pages))
     for place, pool in directory.pools.items():
+        filling = targets.get(place, [])
+        if sorted(filling) != sorted(pool.filling) or not pool.owned.isdisjoint(filling):
+            found.append(f"pages: pool {place} is filling {sorted(pool.filling)}, wrongly")
         touching = {op for op, copy in copies.items() if place in copy.pools}
         if touching != pool.copies.keys():
             found.append(f"transfers: pool {place} lists copies {sorted(pool.copies)}")

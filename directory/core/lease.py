@@ -105,6 +105,8 @@ class LeaseTable:
                 self._slots.release(node.space.page_bytes, freed)
             if node.id in self._tree.nodes:
                 self._tree.prune(node)
+        if lease.end is not None and lease.end.id in self._tree.nodes:
+            self._tree.prune(lease.end)
 
     def __len__(self) -> int:
         return len(self._held)

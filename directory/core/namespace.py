@@ -56,7 +56,10 @@ class NamespaceKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Everything that must agree before two schedulers may read one another's bytes."""
+    """Everything that must agree before two schedulers may read one another's bytes.
+
+    Ranks of a group hold different shards, so a rank shares only with the same rank elsewhere.
+    """
 
     model: str
     revision: str | None = None
@@ -72,6 +75,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
     layout: str = ""
     tp_size: int = 1
     pp_size: int = 1
+    tp_rank: int = 0
+    pp_rank: int = 0
 
     def digest(self) -> bytes:
         """Return 16 bytes that are equal only where every field is (blake2b of the JSON form)."""

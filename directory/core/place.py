@@ -84,10 +84,14 @@ class SpanState:
 
 
 class PoolState(PlaceState):
-    """One registration of one scheduler's pool."""
+    """One registration of one scheduler's pool.
+
+    `owned`: pages in the tree. `filling`: targets of restores that have not been answered.
+    """
 
     __slots__ = (
         "copies",
+        "filling",
         "fingerprint",
         "generation",
         "instance",
@@ -127,6 +131,7 @@ class PoolState(PlaceState):
         self.word = 0
         self.spans: dict[int, SpanState] = {}
         self.owned: set[int] = set()
+        self.filling: set[int] = set()
         self.leases: dict[int, None] = {}
         self.copies: dict[int, None] = {}
         self.restores = 0

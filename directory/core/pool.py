@@ -41,7 +41,8 @@ class InsertOutcome(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """Pages given up (packed), their runs (children first), and words: (span, value, count)."""
+    """Pages given up (packed, last of a path first), their runs (children first), and words:
+    (span, value, count)."""
 
     pages: bytes
     runs: tuple[Run, ...]
@@ -138,7 +139,10 @@ def evict_pages(tree: Tree, pool: PoolState, want: int) -> GivenUp:
         for run in given:
             values[run.span] = pool.spans[run.span].value
             runs.append(run)
-        pages.append(tree.drop(node, pool.place))
+        # Last page first, so that the order too is the same wherever nodes are split.
+        dropped = unpack_pages(tree.drop(node, pool.place))
+        dropped.reverse()
+        pages.append(dropped.tobytes())
         tree.prune(node)
     return _given_up(pool, pages, runs, values)
 
@@ -158,7 +162,7 @@ def apply_given_up(
 
     Raises `Diverged` when the runs are not the tails that the reports so far say they are.
     """
-    pages: list[bytes] = []
+    given = 0
     for span_id, first, count in runs:
         span = pool.spans.get(span_id)
         if span is None or count <= 0:
@@ -175,15 +179,16 @@ def apply_given_up(
             take = min(left, run.length)
             if take < node.page_count:
                 tree.split(node, node.page_count - take)
-            pages.append(tree.drop(node, pool.place))
+            pages = tree.drop(node, pool.place)
             tree.prune(node)
+            # At once, so that a report which diverges further on leaves nothing half done.
+            pool.owned.difference_update(unpack_pages(pages))
+            given += take
             left -= take
     for span_id, value in words:
         if span_id in pool.spans:
             pool.spans[span_id].value = value
-    given = b"".join(pages)
-    pool.owned.difference_update(unpack_pages(given))
-    return len(given) // 4
+    return given
 
 
 def _given_up(
@@ -229,6 +234,9 @@ def _check_insert(
         raise BadMessage("a page number stands twice in one insert")
     if mine and max(mine) >= pool.page_count:
         raise BadMessage(f"page {max(mine)} is beyond the pool's {pool.page_count} pages")
+    if not pool.filling.isdisjoint(mine):
+        taken = sorted(pool.filling & mine)[:8]
+        raise BadMessage(f"pages {taken} are being restored into; wait for the answer")
     if not pool.owned.isdisjoint(mine):
         taken = sorted(pool.owned & mine)[:8]
         raise BadMessage(f"pages {taken} belong to other paths of the tree already")

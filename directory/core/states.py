@@ -47,7 +47,6 @@ class TransferEvent(StrEnum):
     SUBMIT = "submit"
     DOOM = "doom"
     FINISH = "finish"
-    RESUBMIT = "resubmit"
 
 
 class LeaseState(StrEnum):
@@ -103,7 +102,6 @@ TRANSFER: Final[Table] = {
     (_T.IDLE, _TE.SUBMIT): _T.COPYING,
     (_T.COPYING, _TE.DOOM): _T.DOOMED,
     (_T.DOOMED, _TE.DOOM): _T.DOOMED,
-    (_T.COPYING, _TE.RESUBMIT): _T.COPYING,
     (_T.COPYING, _TE.FINISH): _T.ENDED,
     (_T.DOOMED, _TE.FINISH): _T.ENDED,
 }

@@ -34,9 +34,11 @@ from directory.core.tree import Tree
 
 
 class Copy:
-    """One copy in flight. `pools`: every pool it touches; `claim`: host path it holds."""
+    """One copy in flight. `pools`: every pool it touches; `claim`: host path it holds;
+    `again`: a backup's second try."""
 
     __slots__ = (
+        "again",
         "body",
         "claim",
         "end",
@@ -55,6 +57,7 @@ class Copy:
         self.kind = kind
         self.pools = pools
         self.claim: Node | None = None
+        self.again = False
         self.state = step(TRANSFER, TransferState.IDLE, TransferEvent.SUBMIT, f"copy {op}")
         self.target: PoolId = 0
         self.seq = 0
@@ -113,40 +116,46 @@ class Transfers:
         self._pools = pools
         self._count = count
         self.copies: dict[OpId, Copy] = {}
-        self.wished: dict[NodeId, None] = {}
+        self.wished: dict[NodeId, PoolId] = {}
         self._backups = 0
         self._last_op: OpId = 0
 
     # Backups.
 
-    def wish(self, nodes: Iterable[Node]) -> None:
-        """Queue nodes (ancestors first) for backup where the host has nothing of them yet."""
+    def wish(self, nodes: Iterable[Node], *, not_pool: PoolId = 0) -> None:
+        """Queue nodes (ancestors first) for backup where the host has nothing of them yet.
+
+        `not_pool`: a pool that a first try lost them from, and that is not to be the source."""
         for node in nodes:
             if HOST in node.places or node.id in self.wished:
                 continue
             if len(self.wished) >= limits.BACKUPS_PENDING_MAX:
                 self._count("backups_dropped", node.page_count)
                 return
-            self.wished[node.id] = None
+            self.wished[node.id] = not_pool
 
     def pump(self) -> list[Action]:
         """Start queued backups up to the limit in flight."""
         actions: list[Action] = []
         while self.wished and self._backups < limits.BACKUPS_IN_FLIGHT_MAX:
             node_id = next(iter(self.wished))
-            del self.wished[node_id]
+            not_pool = self.wished.pop(node_id)
             node = self._tree.nodes.get(node_id)
             if node is not None:
-                actions += self._begin_backup(node)
+                actions += self._begin_backup(node, not_pool)
         return actions
 
-    def _begin_backup(self, node: Node) -> list[Action]:
-        parent = node.parent
-        if HOST in node.places or parent is None:
+    def _begin_backup(self, node: Node, not_pool: PoolId) -> list[Action]:
+        if HOST in node.places:
             return []
+        parent = node.parent
+        assert parent is not None
+        # The node may have been split while it waited: its upper part goes first.
+        while parent.parent is not None and HOST not in parent.places:
+            node, parent = parent, parent.parent
         if parent.parent is not None and parent.resident(HOST) is None:
             return []  # When the parent lands, its children are wished for again.
-        source = self._source(node, hosts=False)
+        source = self._source(node, hosts=False, not_pool=not_pool)
         if source is None:
             return []
         if node.page_count > limits.BACKUP_PAGES_MAX:
@@ -157,6 +166,7 @@ class Transfers:
             return []
         pool = self._pools[source]
         copy = self._new_copy("backup", (source,))
+        copy.again = not_pool != 0
         self._tree.begin_fill(node, HOST, slots, copy.op, self._host.next_tick())
         self._backups += 1
         residency = node.places[source]
@@ -208,8 +218,8 @@ class Transfers:
         wanted = set(pages)
         if not pages or len(wanted) != len(pages) or max(wanted) >= pool.page_count:
             raise BadMessage("restore targets must be distinct pages of the pool, at least one")
-        if not pool.owned.isdisjoint(wanted):
-            raise BadMessage("a restore target is a page of the tree; allocate free pages")
+        if not (pool.owned.isdisjoint(wanted) and pool.filling.isdisjoint(wanted)):
+            raise BadMessage("a restore target is in use already; allocate free pages")
         if body.start_page < 0:
             raise BadMessage(f"start_page must not be negative, got {body.start_page}")
         if pool.restores >= limits.RESTORES_PER_POOL_MAX:
@@ -261,6 +271,7 @@ class Transfers:
             self._tree.lock(claim, HOST)
             copy.claim = claim
         pool.restores += 1
+        pool.filling.update(unpack_pages(body.pages))
         return [SubmitCopy(copy.op, kind, tuple(parts), guard.fences(), guard.words())]
 
     # Endings.
@@ -295,12 +306,11 @@ class Transfers:
         else:
             nodes, freed = self._tree.lose(copy.op, HOST)
             # Another pool that holds the node becomes the source; the owner that gave the
-            # pages up is not asked again before it reports them anew.
-            for node in nodes:
-                if node.id in self._tree.nodes and self._source(
-                    node, hosts=False, not_pool=copy.pools[0]
-                ):
-                    self.wish((node,))
+            # pages up is not asked again before it reports them anew. One second try only: two
+            # pools that both fail must not hand a backup to and fro for ever.
+            if not copy.again:
+                alive = [node for node in nodes if node.id in self._tree.nodes]
+                self.wish(alive, not_pool=copy.pools[0])
         self._slots.release(size, freed)
         return []
 
@@ -312,6 +322,8 @@ class Transfers:
                 self._slots.release(size, freed)
         pool = self._pools[copy.target]
         pool.restores -= 1
+        assert copy.body is not None
+        pool.filling.difference_update(unpack_pages(copy.body.pages))
         if not pool.live:
             return []
         if landed:
@@ -320,7 +332,7 @@ class Transfers:
             self._count("peer_pages_restored", copy.peer_pages)
             body = Restored(True, copy.host_pages, copy.peer_pages, event.nbytes, event.duration_us)
             return [Answer(copy.target, copy.seq, body)]
-        if copy.peer_pages and event.outcome != "failed" and copy.body is not None:
+        if copy.peer_pages and event.outcome != "failed":
             return self._begin_restore(pool, copy.seq, copy.body, copy.end, peers=False)
         return self._lost(copy.target, copy.seq, event.detail or event.outcome)
 

@@ -138,11 +138,8 @@ class Tree:
             return
         for place, upper in node.places.items():
             lower = child.places[place]
-            if not (
-                upper.state is lower.state is ResidencyState.RESIDENT
-                and upper.locks == lower.locks
-                and upper.tick == lower.tick
-            ):
+            same = upper.locks == lower.locks and upper.tick == lower.tick
+            if not (same and upper.state is lower.state is ResidencyState.RESIDENT):
                 return
         key = node.space.page_key
         for place, lower in child.places.items():

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import Enum
+from typing import Final
 
 from directory.core import limits
 from directory.core.errors import TooMany
+
+WAIT_FACTOR_MAX: Final = 8
+"""A message waits at most this many times the first interval before it is sent again."""
 
 
 class Arrival(Enum):
@@ -83,13 +87,26 @@ class SendStream:
                 del self._open[seq]
 
     def due(self, now_us: int) -> list[tuple[int, object]]:
-        """Return (seq, body) to send again now, in order; each waits twice as long next time."""
+        """Return (seq, body) to send again now, in order; each waits twice as long next time.
+
+        Behind a lost message nothing can be carried out, so once the oldest unacknowledged one is
+        due, those behind it go with it.
+        """
         again: list[tuple[int, object]] = []
+        head_is_due: bool | None = None
         for seq, sent in self._open.items():
-            if sent.due_us <= now_us:
-                sent.wait_us = min(2 * sent.wait_us, 32 * self._resend_after_us)
-                sent.due_us = now_us + sent.wait_us
-                again.append((seq, sent.body))
+            is_due = sent.due_us <= now_us
+            if seq > self._acked:
+                head_is_due = is_due if head_is_due is None else head_is_due
+                if not head_is_due:
+                    break
+            elif not is_due:
+                continue
+            sent.wait_us = min(2 * sent.wait_us, WAIT_FACTOR_MAX * self._resend_after_us)
+            sent.due_us = now_us + sent.wait_us
+            again.append((seq, sent.body))
+            if len(again) == limits.RESENT_AT_ONCE_MAX:
+                break
         return again
 
     @property

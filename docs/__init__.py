@@ -1,0 +1,1 @@
+"""Documents, and the renderer of the tables in them that come from code (`make docs`)."""

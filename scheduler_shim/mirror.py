@@ -1,0 +1,189 @@
+"""The mirror: the directory's own tree, restricted to one pool, inside its scheduler.
+
+Owns the tree, its pool totals and the claims on it; the span words move with it. Every change
+comes with the report that tells the daemon about it, to be sent in this order. It must never hand
+out a page before the word of its span has moved on, and it never talks to anybody itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from directory.core.actions import Totals
+from directory.core.errors import InternalError
+from directory.core.events import Evicted, Flush, Insert
+from directory.core.invariants import tree_violations
+from directory.core.namespace import NamespaceKey
+from directory.core.node import Node
+from directory.core.place import PoolState
+from directory.core.pool import InsertOutcome, evict_pages, flush_pages, insert_pages, match_own
+from directory.core.tree import Tree
+from scheduler_shim.spans import SpanTable
+
+PLACE = 1
+"""The mirror's only place. It is no registration's number: the mirror outlives registrations."""
+
+
+class OwnHit(NamedTuple):
+    """The pool's part of a path: its deepest node (None: nothing), packed pages, their count."""
+
+    node: Node | None
+    pages: bytes
+    page_count: int
+
+
+class Change(NamedTuple):
+    """What an insert did and its report. The report's pages are the canonical ones."""
+
+    outcome: InsertOutcome
+    report: Insert
+
+
+class GivenUpPages(NamedTuple):
+    """Packed pages that may be freed now, and the report (None: nothing was given up)."""
+
+    pages: bytes
+    report: Evicted | Flush | None
+
+
+class Mirror:
+    """One pool's tree. Mutated by its scheduler's thread alone."""
+
+    def __init__(
+        self,
+        spans: SpanTable,
+        *,
+        fingerprint: bytes,
+        page_size: int,
+        page_count: int,
+        page_bytes: int,
+    ) -> None:
+        self._spans = spans
+        self._fingerprint = fingerprint
+        self._page_size = page_size
+        self._page_bytes = page_bytes
+        self._tree = Tree()
+        self._claims: dict[int, tuple[Node, int]] = {}
+        self.pool = PoolState(
+            PLACE,
+            instance="mirror",
+            generation=0,
+            fingerprint=fingerprint,
+            page_size=page_size,
+            page_count=page_count,
+            page_bytes=page_bytes,
+            mode="mirrored",
+        )
+        self.pool.word = spans.word(0)
+        self._tree.places[PLACE] = self.pool
+
+    def match(self, key: NamespaceKey, tokens: bytes) -> OwnHit:
+        """Return the longest prefix of whole pages that the pool holds, and mark it used."""
+        space = self._tree.find_space(self._fingerprint, key)
+        if space is None:
+            return OwnHit(None, b"", 0)
+        node, pages, count = match_own(self._tree, self.pool, space, self._tree.walk(space, tokens))
+        return OwnHit(node if count else None, pages, count)
+
+    def lock(self, node: Node) -> None:
+        """Protect the pages of a node and its ancestors once more."""
+        self._tree.lock(node, PLACE)
+        held = self._claims.get(node.id, (node, 0))[1]
+        self._claims[node.id] = (node, held + 1)
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`; raises `InternalError` when the node is not locked by it."""
+        held = self._claims.get(node.id, (node, 0))[1]
+        if not held:
+            raise InternalError(f"{node!r} is not locked")
+        if held == 1:
+            del self._claims[node.id]
+        else:
+            self._claims[node.id] = (node, held - 1)
+        self._tree.unlock(node, PLACE)
+        if node.id in self._tree.nodes:
+            self._tree.prune(node)
+
+    def insert(
+        self,
+        request: str,
+        attempt: int,
+        key: NamespaceKey,
+        tokens: bytes,
+        pages: bytes,
+        written: tuple[int, int],
+    ) -> Change:
+        """Publish a row's pages for the whole path of `tokens` (whole pages, 4 bytes a page).
+
+        The outcome's duplicates are the caller's to free, after it has put the canonical pages
+        into its row. Raises `BadMessage` before anything is changed.
+        """
+        space = self._tree.space(self._fingerprint, key, self._page_size, self._page_bytes)
+        slot, value = self._spans.allocate()
+        fresh = 0
+        try:
+            outcome = insert_pages(
+                self._tree, self.pool, space, tokens, pages, slot, value, written
+            )
+            fresh = outcome.fresh_pages
+        finally:
+            self._spans.publish(slot, fresh)
+            if not space.root.children:
+                self._tree.prune(space.root)
+        span, span_value = (slot, value) if fresh else (0, 0)
+        report = Insert(request, attempt, key, tokens, outcome.canonical, span, span_value, written)
+        return Change(outcome, report)
+
+    def evict(self, pages: int) -> GivenUpPages:
+        """Give up at most `pages` pages, coldest first; the words have moved on already."""
+        given = evict_pages(self._tree, self.pool, pages)
+        for slot, value, count in given.words:
+            self._spans.give_up(slot, value, count)
+        if not given.pages:
+            return GivenUpPages(b"", None)
+        runs = tuple((run.span, run.first, run.length) for run in given.runs)
+        words = tuple((slot, value) for slot, value, _ in given.words)
+        return GivenUpPages(given.pages, Evicted(runs, words))
+
+    def flush(self) -> GivenUpPages:
+        """Give up every page that no lock protects.
+
+        With nothing locked the pool word alone voids all readers. Otherwise the report names
+        what went, because the daemon does not know what the locks protect.
+        """
+        if self.pool.locked_pages:
+            return self.evict(self.pool.evictable_pages)
+        given = flush_pages(self._tree, self.pool)
+        self.pool.word = self._spans.give_up_all()
+        return GivenUpPages(given.pages, Flush("pool", self.pool.word))
+
+    @property
+    def totals(self) -> Totals:
+        """Pages that no lock protects, and pages under one."""
+        return Totals(self.pool.evictable_pages, self.pool.locked_pages)
+
+    def check(self) -> list[str]:
+        """Walk the tree and return every invariant that does not hold, words included."""
+        ends = [node for node, held in self._claims.values() for _ in range(held)]
+        found = tree_violations(self._tree, {PLACE: ends})
+        for slot, span in self.pool.spans.items():
+            if self._spans.word(slot) != span.value:
+                found.append(f"words: span {slot} is {self._spans.word(slot)}, not {span.value}")
+            pages = sum(
+                run.length
+                for node in span.parts
+                for run in node.places[PLACE].runs
+                if run.span == slot
+            )
+            if self._spans.live(slot) != pages:
+                found.append(
+                    f"spans: slot {slot} counts {self._spans.live(slot)}, the tree {pages}"
+                )
+        if self._spans.live_pages != self.pool.pages:
+            found.append(
+                f"spans: {self._spans.live_pages} pages are live, the tree has {self.pool.pages}"
+            )
+        return found + self._spans.check()
+
+    def __repr__(self) -> str:
+        return f"<Mirror {self.totals}, {len(self._tree.nodes)} nodes>"

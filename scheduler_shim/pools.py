@@ -1,0 +1,198 @@
+"""A scheduler's own pool in shared memory, and the allocator of its pages.
+
+Owns the memory (one sealed memfd an allocation, the timelines, the span words), its layout and
+the list of free pages. It decides nothing about the tree: what is evicted or published is the
+scheduler's business. It must never let a page be free twice.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from directory.core.errors import InternalError, LayoutError
+from directory.core.ids import CURRENT, FORWARD
+from directory.core.limits import FDS_PER_FRAME_MAX
+from directory.core.namespace import Fingerprint
+from directory.core.tokens import unpack_pages
+from scheduler_shim.content import ChunkView
+from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
+from transfer.ipc.sync import TimelineTable, WordTable
+from transfer.layout import PoolLayout, mha_layer_first, mla
+
+TABLE_FDS = 2
+"""Descriptors of a registration beside those of the allocations: timelines and words."""
+
+
+def choose_layout(
+    *, page_size: int, page_count: int, bytes_per_token: int, layers: int
+) -> PoolLayout:
+    """Lay a token's bytes out as one K and one V buffer a layer.
+
+    `bytes_per_token` is the total over all buffers. Where it does not divide by 2 * layers, the
+    largest number of layers below is taken by which it does; an odd number of bytes makes one
+    single buffer. Raises `LayoutError` for sizes that make no pool.
+    """
+    if min(page_size, page_count, bytes_per_token, layers) < 1:
+        raise LayoutError(
+            f"page_size {page_size}, page_count {page_count}, bytes_per_token {bytes_per_token} "
+            f"and layers {layers} must be at least 1"
+        )
+    while layers and bytes_per_token % (2 * layers):
+        layers -= 1
+    if not layers:
+        layout = mla(
+            layers=1,
+            page_size=page_size,
+            page_count=page_count,
+            latent_dim=bytes_per_token,
+            itemsize=1,
+        )
+    else:
+        layout = mha_layer_first(
+            layers=layers,
+            page_size=page_size,
+            page_count=page_count,
+            heads=1,
+            head_dim=bytes_per_token // (2 * layers),
+            itemsize=1,
+            separate=2 * layers + TABLE_FDS <= FDS_PER_FRAME_MAX,
+        )
+    layout.check()
+    return layout
+
+
+class SharedPool:
+    """One pool's memory. Closed by its scheduler after the daemon session has ended."""
+
+    def __init__(
+        self, *, page_size: int, page_count: int, bytes_per_token: int, layers: int = 2
+    ) -> None:
+        self.layout = choose_layout(
+            page_size=page_size,
+            page_count=page_count,
+            bytes_per_token=bytes_per_token,
+            layers=layers,
+        )
+        self._ipc = SharedMemoryIPC()
+        self._mappings: list[SharedMapping] = [
+            self._ipc.create(f"treecored-pool-{number}", nbytes)
+            for number, nbytes in enumerate(self.layout.allocation_bytes)
+        ]
+        self.timelines = TimelineTable.create(self._ipc, "treecored-timelines")
+        self.words = WordTable.create(self._ipc, "treecored-words", page_count + 1)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.layout.page_size
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the pool."""
+        return self.layout.page_count
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page over all buffers."""
+        return self.layout.page_bytes
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What must agree before another pool's bytes are this pool's: 16 bytes."""
+        return Fingerprint(
+            model="treecored-reference",
+            layer_count=len(self.layout.buffers),
+            page_size=self.page_size,
+            layout=self.layout.digest().hex(),
+        ).digest()
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors of a registration in order: allocations, timelines, words."""
+        return [*(mapping.fd for mapping in self._mappings), self.timelines.fd, self.words.fd]
+
+    def packed_layout(self) -> bytes:
+        """The layout as it stands in a registration."""
+        return msgspec.msgpack.encode(self.layout)
+
+    def packed_handles(self) -> bytes:
+        """The memory handles as they stand in a registration, one an allocation."""
+        handles = tuple(self._ipc.export(mapping)[0] for mapping in self._mappings)
+        return msgspec.msgpack.encode(handles)
+
+    def chunks(self) -> list[ChunkView]:
+        """Where the chunks of every buffer lie, in host page order."""
+        return [
+            ChunkView(
+                self._mappings[buffer.allocation].view,
+                buffer.offset,
+                buffer.page_stride,
+                buffer.chunk_bytes,
+            )
+            for buffer in self.layout.buffers
+        ]
+
+    def now(self) -> tuple[int, int]:
+        """Where the timelines stand (forward, current)."""
+        return self.timelines.read(FORWARD), self.timelines.read(CURRENT)
+
+    def advance(self) -> tuple[int, int]:
+        """Let both timelines pass everything written so far; returns their new values."""
+        forward, current = self.now()
+        self.timelines.write(FORWARD, forward + 1)
+        self.timelines.write(CURRENT, current + 1)
+        return forward + 1, current + 1
+
+    def close(self) -> None:
+        """Unmap everything here. Repeatable."""
+        self.timelines.close()
+        self.words.close()
+        while self._mappings:
+            self._ipc.close(self._mappings.pop())
+
+    def __repr__(self) -> str:
+        return f"<SharedPool {self.page_count} pages of {self.page_bytes} bytes>"
+
+
+class PageAllocator:
+    """Free pages of a pool: last freed, first reused; the same calls give the same pages."""
+
+    def __init__(self, page_count: int) -> None:
+        self.page_count = page_count
+        self._free = list(range(page_count - 1, -1, -1))
+        self._is_free = bytearray(b"\1") * page_count
+
+    @property
+    def free_count(self) -> int:
+        """Pages that can be allocated."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> array[int] | None:
+        """Take `count` pages, or none at all (None) when there are not enough."""
+        if count > len(self._free):
+            return None
+        cut = len(self._free) - count
+        taken = array("I", self._free[cut:])
+        del self._free[cut:]
+        taken.reverse()
+        for page in taken:
+            self._is_free[page] = 0
+        return taken
+
+    def free(self, pages: bytes | array[int]) -> None:
+        """Give pages back (packed or not); raises `InternalError` for one that is free already."""
+        back = unpack_pages(pages) if isinstance(pages, bytes) else pages
+        for page in reversed(back):
+            if page >= self.page_count or self._is_free[page]:
+                raise InternalError(f"page {page} is freed twice, or is none of the pool")
+            self._is_free[page] = 1
+            self._free.append(page)
+
+    def used(self) -> array[int]:
+        """Pages that are not free, in order."""
+        return array("I", (page for page in range(self.page_count) if not self._is_free[page]))
+
+    def __repr__(self) -> str:
+        return f"<PageAllocator {self.free_count} of {self.page_count} free>"

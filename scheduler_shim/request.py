@@ -1,0 +1,128 @@
+"""One request of the reference scheduler: its tokens, its row of pages and where it stands.
+
+Owns the data of a request's life, not its steps. The first `tree_pages` pages of a row belong to
+the tree and are locked; the others are the request's own until they are published or freed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+from directory.core.ids import NO_LEASE, LeaseId
+from directory.core.namespace import NamespaceKey
+from directory.core.node import Node
+from scheduler_shim.content import page_digests
+from scheduler_shim.worker_messages import Finished
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"  # holds nothing
+    MATCHING = "matching"  # own pages are locked; what lies beyond is asked for
+    RESTORING = "restoring"  # the mover writes into its target pages
+    ADMITTED = "admitted"  # nothing more is to be had; the rest is to be computed
+    DECODING = "decoding"  # the prompt's pages are published, output pages are to be computed
+    ENDED = "ended"  # holds nothing
+
+
+class Request:
+    """A request in progress; mutated by the scheduler and its tree side alone."""
+
+    def __init__(
+        self, number: int, name: str, key: NamespaceKey, prompt: bytes, output: bytes, page_key: int
+    ) -> None:
+        """`prompt`, `output`: packed tokens; `page_key`: bytes of packed tokens a page."""
+        self.number = number
+        self.name = name
+        self.key = key
+        self.tokens = prompt + output
+        self.prompt_bytes = len(prompt)
+        self.page_key = page_key
+        self.phase = Phase.WAITING
+        self.attempt = 0
+        self.losses = 0
+        self.row: array[int] = array("I")
+        self.tree_pages = 0
+        self.node: Node | None = None  # the mirror's lock
+        self.receipt: LeaseId = NO_LEASE  # the daemon's lease
+        self.seq = 0  # the question that it waits for
+        self.own_pages = 0
+        self.host_pages = 0
+        self.peer_pages = 0
+        self.verified = 0
+        self.wrong = 0
+        self.started_us = 0
+        self._digests: list[bytes] | None = None
+
+    @property
+    def match_tokens(self) -> bytes:
+        """What may be matched: whole pages of all but the prompt's last token.
+
+        At least one token is always left to compute, because its logits are what is wanted.
+        """
+        return self.tokens[: self.match_pages * self.page_key]
+
+    @property
+    def match_pages(self) -> int:
+        """Pages of `match_tokens`."""
+        return (self.prompt_bytes - 1) // self.page_key
+
+    @property
+    def hit_pages(self) -> int:
+        """Pages of the row that need no computation."""
+        return self.own_pages + self.host_pages + self.peer_pages
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything follows the prompt."""
+        return len(self.tokens) > self.prompt_bytes
+
+    @property
+    def prompt_pages(self) -> int:
+        """Whole pages of the prompt."""
+        return self.prompt_bytes // self.page_key
+
+    @property
+    def full_pages(self) -> int:
+        """Whole pages of prompt and output: what ends up in the tree."""
+        return len(self.tokens) // self.page_key
+
+    @property
+    def all_pages(self) -> int:
+        """Pages of prompt and output, a partial last one included."""
+        return -(-len(self.tokens) // self.page_key)
+
+    def digests(self, seed: bytes) -> list[bytes]:
+        """One a page of prompt and output; `seed` is the namespace's."""
+        if self._digests is None:
+            self._digests = page_digests(seed, self.tokens, self.page_key)
+        return self._digests
+
+    def start_over(self) -> None:
+        """Forget what an attempt brought; what it held was released."""
+        self.phase = Phase.WAITING
+        self.own_pages = self.host_pages = self.peer_pages = 0
+        self.attempt += 1
+        self.losses = 0
+
+    def finished(self, now_us: int, error: str = "") -> Finished:
+        """The driver's record of the request."""
+        return Finished(
+            self.number,
+            self.prompt_bytes // 4,
+            self.own_pages,
+            self.host_pages,
+            self.peer_pages,
+            self.verified,
+            self.wrong,
+            (now_us - self.started_us) / 1e6 if self.started_us else 0.0,
+            error,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.number} {self.phase.value}, {len(self.row)}/{self.all_pages} pages, "
+            f"{self.tree_pages} in the tree>"
+        )

@@ -1,0 +1,151 @@
+"""A scheduler's room: its free pages, its tree, and who else still has a page.
+
+Owns the allocator, the spans, the tree of either mode and the pages that are out of use. Every
+page that leaves the tree goes through here, so that it is freed after its span's word has moved
+on and never before. It knows rows only when it must find out what they use.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.mirror import Mirror
+from scheduler_shim.own_tree import MirroredTree, OwnTree, ThinTree
+from scheduler_shim.pools import PageAllocator, SharedPool
+from scheduler_shim.request import Request
+from scheduler_shim.spans import SpanTable
+
+
+class PageCounts(NamedTuple):
+    """Pages by who has them: nobody, the tree, rows alone, movers, and nobody ever again."""
+
+    free: int
+    tree: int
+    held: int
+    landing: int
+    quarantined: int
+
+
+class Room:
+    """Pages of one pool. `on_evicted` is called after every eviction, before anything is taken:
+    a thin one asks the daemon, and whoever uses this must learn at once when it is lost."""
+
+    def __init__(
+        self,
+        pool: SharedPool,
+        client: DaemonClient | None,
+        *,
+        thin: bool,
+        on_evicted: Callable[[], object],
+        count: Callable[[str, int], None],
+    ) -> None:
+        self.allocator = PageAllocator(pool.page_count)
+        self._pool = pool
+        self._on_evicted = on_evicted
+        self._count = count
+        self._spans = SpanTable(pool.words, pool.page_count)
+        self._quarantined = array("I")
+        self.tree: OwnTree
+        if thin and client is not None:
+            self.tree = ThinTree(self._spans, client)
+        else:
+            self.tree = MirroredTree(self._new_mirror(), client)
+
+    @property
+    def usable_pages(self) -> int:
+        """Pages of the pool that are not quarantined."""
+        return self._pool.page_count - len(self._quarantined)
+
+    def allocate(self, count: int) -> array[int] | None:
+        """Take `count` pages, evicting where there are too few; all or none."""
+        self._evict(count - self.allocator.free_count)
+        return self.allocator.allocate(count)
+
+    def allocate_up_to(self, count: int) -> array[int]:
+        """Take as many of `count` pages as there is room for."""
+        short = count - self.allocator.free_count
+        if isinstance(self.tree, MirroredTree):
+            short = min(short, self.tree.mirror.totals.evictable)
+        self._evict(short)
+        return self.allocator.allocate(min(count, self.allocator.free_count)) or array("I")
+
+    def free(self, pages: bytes | array[int]) -> int:
+        """Give pages back (packed or not); returns how many."""
+        if not pages:
+            return 0
+        self.allocator.free(pages)
+        return len(pages) // 4 if isinstance(pages, bytes) else len(pages)
+
+    def flush(self) -> None:
+        """Give up every page of the tree that no request uses."""
+        self._count("pages_flushed", self.free(self.tree.flush()))
+        self._on_evicted()
+
+    def quarantine(self, pages: array[int]) -> None:
+        """Keep pages out of use for good: somebody may still write into them."""
+        self._quarantined.extend(pages)
+
+    def lose_daemon(self, requests: Iterable[Request]) -> None:
+        """Go on without a daemon. `requests`: all that hold a row.
+
+        A mirror simply stays. In place of a thin tree comes a mirror: the pool word voids every
+        read of the pool, what running rows have of the tree is put into the mirror and protected
+        there, and all other pages are free.
+        """
+        if isinstance(self.tree, MirroredTree):
+            self.tree.client = None
+            return
+        self._spans.give_up_all()
+        self.tree = tree = MirroredTree(self._new_mirror(), None)
+        used = set(self._quarantined)
+        for request in requests:
+            used.update(request.row)
+            if request.tree_pages:
+                tree.publish(request, request.tree_pages, self._pool.now(), keep=True)
+        self.free(array("I", (page for page in self.allocator.used() if page not in used)))
+
+    def counts(self, requests: Collection[Request], landing: Collection[array[int]]) -> PageCounts:
+        """Where the pages are; the sum is the pool's page count whenever nothing is amiss."""
+        return PageCounts(
+            self.allocator.free_count,
+            self.tree.pages,
+            sum(len(request.row) - request.tree_pages for request in requests),
+            sum(len(pages) for pages in landing),
+            len(self._quarantined),
+        )
+
+    def check(self, requests: Collection[Request], landing: Collection[array[int]]) -> list[str]:
+        """Return what does not hold: conservation of pages, the tree, the spans."""
+        found: list[str] = []
+        counts = self.counts(requests, landing)
+        if sum(counts) != self._pool.page_count:
+            found.append(f"pages: {counts} do not add up to {self._pool.page_count}")
+        mine = [page for r in requests for page in r.row[r.tree_pages :]]
+        mine += [page for pages in landing for page in pages]
+        mine += self._quarantined
+        free = set(range(self._pool.page_count)).difference(self.allocator.used())
+        if len(set(mine)) != len(mine) or not free.isdisjoint(mine):
+            found.append("pages: a page is held twice, or held and free")
+        if any(not free.isdisjoint(r.row) for r in requests):
+            found.append("pages: a row has a page that is free")
+        return found + self.tree.check()
+
+    def _evict(self, count: int) -> None:
+        if count > 0:
+            self._count("pages_evicted", self.free(self.tree.evict(count)))
+            self._on_evicted()
+
+    def _new_mirror(self) -> Mirror:
+        return Mirror(
+            self._spans,
+            fingerprint=self._pool.fingerprint,
+            page_size=self._pool.page_size,
+            page_count=self._pool.page_count,
+            page_bytes=self._pool.page_bytes,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Room {self.allocator.free_count} free, {self.tree.pages} in the tree>"

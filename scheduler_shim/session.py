@@ -1,0 +1,99 @@
+"""Registration: how a scheduler's pool becomes known to a daemon.
+
+Owns the handshake on the session socket and nothing after it: the open session belongs to the
+link, because its end is the end of the registration.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from directory.core.errors import ProtocolError, TreecoredError, error_classes
+from directory.core.events import Mode
+from directory.core.ids import PoolId
+from directory.protocol.codec import decode_session_reply, encode
+from directory.protocol.messages import (
+    Hello,
+    Register,
+    Registered,
+    SessionRefused,
+    SessionReply,
+    Welcome,
+)
+from directory.protocol.version import VERSION_MAX, VERSION_MIN
+from scheduler_shim.pools import SharedPool
+from transfer.ipc.channel import FdChannel, close_fds
+
+SESSION_NAME: Final = "session.sock"
+SOFTWARE: Final = "treecored reference scheduler"
+
+
+class DaemonAbsent(ProtocolError):
+    """No daemon listens in the runtime folder, or it went away while it was spoken to.
+
+    It never travels on the wire, so it has no code of its own.
+    """
+
+
+class Registration(NamedTuple):
+    """What a daemon gave a pool. `epoch`: the daemon's boot; `secret` proves the connection."""
+
+    pool: PoolId
+    generation: int
+    epoch: int
+    secret: bytes
+    endpoint: str
+
+
+def register(
+    runtime_dir: Path, pool: SharedPool, *, instance: str, mode: Mode, deadline_s: float
+) -> tuple[FdChannel, Registration]:
+    """Say hello and hand the pool over; returns the open session.
+
+    Raises `DaemonAbsent`, or the typed error with which the daemon refused. Each of the three
+    steps has the deadline.
+    """
+    path = runtime_dir / SESSION_NAME
+    try:
+        channel = FdChannel.connect(str(path), deadline_s)
+    except OSError as error:
+        raise DaemonAbsent(f"no daemon listens at {path}: {error}; start one there") from error
+    try:
+        welcome = _ask(channel, Hello(VERSION_MIN, VERSION_MAX, SOFTWARE), (), deadline_s)
+        if not isinstance(welcome, Welcome):
+            raise ProtocolError(f"the daemon answered Hello with {type(welcome).__name__}")
+        message = Register(
+            instance, pool.fingerprint, mode, pool.packed_layout(), pool.packed_handles()
+        )
+        answer = _ask(channel, message, pool.fds, deadline_s)
+        if not isinstance(answer, Registered):
+            raise ProtocolError(f"the daemon answered Register with {type(answer).__name__}")
+    except BaseException:
+        channel.close()
+        raise
+    registration = Registration(
+        answer.pool, answer.generation, welcome.epoch, answer.secret, answer.endpoint
+    )
+    return channel, registration
+
+
+def raise_refusal(code: str, message: str) -> None:
+    """Raise a wire error as the class that has its code (`TreecoredError` for an unknown one)."""
+    raise error_classes().get(code, TreecoredError)(message)
+
+
+def _ask(
+    channel: FdChannel, message: Hello | Register, fds: list[int] | tuple[()], deadline_s: float
+) -> SessionReply:
+    try:
+        payload, received = channel.call(encode(message), fds, deadline_s=deadline_s)
+    except (ProtocolError, OSError) as error:
+        raise DaemonAbsent(
+            f"the daemon did not answer {type(message).__name__}: {error}"
+        ) from error
+    close_fds(received)
+    reply = decode_session_reply(payload)
+    if isinstance(reply, SessionRefused):
+        raise_refusal(reply.code, reply.message)
+    return reply

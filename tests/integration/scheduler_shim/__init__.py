@@ -1,0 +1,1 @@
+"""Tests of the shim against a real daemon and in worker processes."""

@@ -1,0 +1,149 @@
+"""The client and the reference scheduler in this process, against a real daemon process."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from directory.core.actions import Counters
+from directory.core.errors import InstanceLive, TreecoredError
+from directory.core.events import Mode, Stats
+from directory.core.tokens import pack_tokens
+from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.pools import SharedPool
+from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.session import DaemonAbsent
+from scheduler_shim.worker_messages import Finished
+from tests.integration.daemon.support import DaemonProcess
+
+PAGE_SIZE = 16
+QUICK = Deadlines(call_ms=200, restore_ms=2_000, connect_ms=20_000, misses_max=2)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    with DaemonProcess(tmp_path / "rt") as process:
+        yield process
+
+
+class Node:
+    """A scheduler in this process; closed with its pool."""
+
+    def __init__(self, daemon: DaemonProcess, instance: str, mode: Mode, pages: int = 32) -> None:
+        self.pool = SharedPool(page_size=PAGE_SIZE, page_count=pages, bytes_per_token=256)
+        try:
+            self.client = DaemonClient.connect(
+                daemon.runtime_dir, self.pool, instance=instance, mode=mode, deadlines=QUICK
+            )
+        except TreecoredError:
+            self.pool.close()
+            raise
+        self.scheduler = ReferenceScheduler(
+            self.pool, self.client, instance=instance, thin=mode == "thin"
+        )
+
+    def serve(self, number: int, *blocks: int) -> Finished:
+        tokens = pack_tokens([b for b in blocks for _ in range(PAGE_SIZE)])
+        self.scheduler.submit(number, tokens)
+        give_up = time.monotonic() + 30
+        while time.monotonic() < give_up:
+            for record in self.scheduler.tick():
+                return record
+            if not self.scheduler.moved and self.scheduler.client is not None:
+                self.scheduler.client.wait(100_000)
+        raise AssertionError(f"request {number} does not end: {self.scheduler!r}")
+
+    def settle(self) -> None:
+        """Wait until the daemon has carried out everything that was said."""
+        assert isinstance(self.client.call(Stats(), 10_000), Counters)
+
+    def close(self) -> None:
+        self.client.close()
+        self.pool.close()
+
+
+@pytest.mark.parametrize("second", ["mirrored", "thin"])
+@pytest.mark.parametrize("first", ["mirrored", "thin"])
+def test_pages_travel_between_the_pools_of_two_schedulers(
+    daemon: DaemonProcess, first: Mode, second: Mode
+) -> None:
+    left, right = Node(daemon, "left", first), Node(daemon, "right", second)
+    left.serve(1, 1, 2, 3, 4)
+    left.settle()
+    record = right.serve(2, 1, 2, 3, 9)
+    assert (record.own_pages, record.peer_pages, record.verified, record.wrong) == (0, 3, 3, 0)
+    assert right.serve(3, 1, 2, 3, 9, 5).own_pages == 4
+    for node in (left, right):
+        reply = node.client.call(Stats(check=True), 10_000)
+        assert isinstance(reply, Counters)
+        assert reply.violations == ()
+        assert node.scheduler.check() == []
+        node.close()
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_pages_come_back_from_the_host_tier(daemon: DaemonProcess, mode: Mode) -> None:
+    node = Node(daemon, "a", mode, pages=6)
+    node.serve(1, 1, 2, 3)
+    give_up = time.monotonic() + 20
+    while time.monotonic() < give_up:
+        reply = node.client.call(Stats(), 10_000)
+        assert isinstance(reply, Counters)
+        if reply.counters.get("pages_backed_up", 0) == 3:
+            break
+    node.serve(2, 11, 12, 13, 14, 15, 16)
+    record = node.serve(3, 1, 2, 3, 4)
+    assert (record.host_pages, record.verified, record.wrong) == (3, 3, 0)
+    node.close()
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_a_killed_daemon_leaves_a_scheduler_that_serves_on_f67(
+    daemon: DaemonProcess, mode: Mode
+) -> None:
+    node = Node(daemon, "a", mode)
+    node.serve(1, 1, 2, 3)
+    daemon.process.kill()
+    daemon.process.wait()
+    assert node.serve(2, 7, 8).error == ""
+    assert node.serve(3, 7, 8, 9).own_pages == 2
+    assert node.scheduler.mode == "degraded"
+    assert node.scheduler.check() == []
+    node.close()
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_a_stopped_daemon_holds_nobody_beyond_the_deadlines_f76(
+    daemon: DaemonProcess, mode: Mode
+) -> None:
+    node = Node(daemon, "a", mode)
+    node.serve(1, 1, 2, 3)
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        records = [node.serve(number, 1, 2, number, number) for number in range(10, 16)]
+        assert time.monotonic() - begun < 10
+        assert {record.error for record in records} == {""}
+        assert node.scheduler.mode == "degraded"
+        assert node.scheduler.check() == []
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    node.close()
+
+
+def test_a_second_client_of_a_live_instance_is_told_so(daemon: DaemonProcess) -> None:
+    node = Node(daemon, "a", "mirrored")
+    with pytest.raises(InstanceLive, match="another instance id"):
+        Node(daemon, "a", "mirrored")
+    assert node.serve(1, 1, 2).error == ""
+    node.close()
+
+
+def test_without_a_daemon_there_is_one_clear_error(tmp_path: Path) -> None:
+    pool = SharedPool(page_size=4, page_count=4, bytes_per_token=8)
+    with pytest.raises(DaemonAbsent, match="no daemon listens at"):
+        DaemonClient.connect(tmp_path, pool, instance="a", mode="mirrored")
+    pool.close()

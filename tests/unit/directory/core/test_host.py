@@ -1,0 +1,62 @@
+"""Host slots: all or nothing, by page size."""
+
+import pytest
+
+from directory.core import limits
+from directory.core.errors import InternalError
+from directory.core.host import HostSlots
+from directory.core.tokens import pack_pages, unpack_pages
+
+
+def test_a_slot_names_its_segment_and_its_place_in_it() -> None:
+    slots = HostSlots(total_bytes=300, segment_bytes=100)
+    taken = slots.reserve(50, 5)
+    assert taken is not None
+    assert sorted(unpack_pages(taken)) == [0, 1, 1 << 16, (1 << 16) + 1, 2 << 16]
+
+
+def test_a_reservation_that_is_short_takes_nothing() -> None:
+    slots = HostSlots(total_bytes=100, segment_bytes=100)
+    first = slots.reserve(25, 3)
+    assert first is not None
+    assert slots.reserve(25, 2) is None
+    assert slots.free_count(25) == 1
+    slots.release(25, first)
+    assert slots.free_count(25) == slots.capacity(25) == 4
+
+
+def test_segments_are_given_to_page_sizes_on_first_need() -> None:
+    slots = HostSlots(total_bytes=200, segment_bytes=100)
+    assert slots.reserve(100, 1) is not None
+    assert slots.reserve(10, 10) is not None
+    assert slots.page_sizes == [10, 100]
+    assert slots.page_bytes_of == [100, 10]
+    assert slots.reserve(100, 1) is None
+    assert not slots.could_hold(100, 2)
+    assert slots.could_hold(10, 10)
+
+
+def test_slots_that_are_given_back_twice_are_a_defect() -> None:
+    slots = HostSlots(total_bytes=100, segment_bytes=100)
+    assert slots.reserve(100, 1) is not None
+    slots.release(100, pack_pages([0]))
+    with pytest.raises(InternalError, match="more host slots"):
+        slots.release(100, pack_pages([0]))
+
+
+def test_a_tier_without_memory_holds_nothing() -> None:
+    slots = HostSlots(total_bytes=0, segment_bytes=100)
+    assert slots.reserve(10, 1) is None
+    assert slots.reserve(10, 0) == b""
+    assert slots.free_slots(10) == []
+
+
+@pytest.mark.parametrize(("total", "segment"), [(100, 0), (-1, 100)])
+def test_sizes_that_make_no_tier_are_refused(total: int, segment: int) -> None:
+    with pytest.raises(ValueError, match="host tier needs"):
+        HostSlots(total, segment)
+
+
+def test_too_many_segments_are_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match="choose larger segments"):
+        HostSlots(limits.SEGMENTS_MAX + 1, 1)

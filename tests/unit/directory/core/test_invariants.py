@@ -1,0 +1,162 @@
+"""The recount finds what is broken: each case breaks one thing and expects its line."""
+
+# ruff: noqa: ARG005 - every case takes the same three things
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from directory.core.directory import Directory
+from directory.core.ids import HOST
+from directory.core.node import Node, Run
+from directory.core.place import SpanState
+from directory.core.states import ResidencyState
+from directory.core.tokens import pack_pages
+from tests.unit.directory.core.world import Scheduler, World
+
+POOL = 1
+Break = Callable[[Directory, Node, Node], object]
+
+
+def world_at_work() -> World:
+    """A parent and two children in pool 1 and at the host, a lease, and a backup in flight."""
+    world = World()
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    a.publish([1, 2, 3])
+    a.publish([1, 2, 4, 5])
+    world.finish_all()
+    b.match([1, 2, 3])
+    b.publish([7])
+    return world
+
+
+def _edge(d: Directory, parent: Node, leaf: Node) -> None:
+    leaf.edge += b"x"
+
+
+def _misfile(d: Directory, parent: Node, leaf: Node) -> None:
+    key, child = parent.children.popitem()
+    parent.children[key[:-1] + b"\xff"] = child
+
+
+def _empty(d: Directory, parent: Node, leaf: Node) -> None:
+    d.tree.add_leaf(parent, b"\x09\0\0\0")
+
+
+def _unfill(d: Directory, parent: Node, leaf: Node) -> None:
+    parent.places[HOST].state = ResidencyState.FILLING
+
+
+def _open(d: Directory, parent: Node, leaf: Node) -> None:
+    del parent.places[HOST]
+
+
+def _span_hole(d: Directory, parent: Node, leaf: Node) -> None:
+    span = leaf.places[POOL].runs[0].span
+    leaf.places[POOL].runs = (Run(span, 9, leaf.page_count),)
+
+
+def _span_short(d: Directory, parent: Node, leaf: Node) -> None:
+    leaf.places[POOL].runs = ()
+
+
+def _span_unknown(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[POOL].spans[30] = SpanState(0)
+
+
+def _span_parts(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[POOL].spans[leaf.places[POOL].runs[0].span].parts.clear()
+
+
+def _page_twice(d: Directory, parent: Node, leaf: Node) -> None:
+    leaf.places[POOL].pages = parent.places[POOL].pages[: 4 * leaf.page_count]
+
+
+def _page_beyond(d: Directory, parent: Node, leaf: Node) -> None:
+    leaf.places[POOL].pages = pack_pages([1000] * leaf.page_count)
+
+
+def _slot_lost(d: Directory, parent: Node, leaf: Node) -> None:
+    d.slots.reserve(64, 1)
+
+
+def _pool_gone(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[9] = d.pools.pop(POOL)
+
+
+def _lease_pool_gone(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[9] = d.pools.pop(2)
+
+
+def _lease_unlisted(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[2].leases.clear()
+
+
+def _copy_gone(d: Directory, parent: Node, leaf: Node) -> None:
+    d.transfers.copies.clear()
+
+
+def _fill_op(d: Directory, parent: Node, leaf: Node) -> None:
+    (op,) = d.tree.fills
+    d.tree.fills[op] = [leaf]
+
+
+def _claim_nowhere(d: Directory, parent: Node, leaf: Node) -> None:
+    (lease,) = d.leases
+    (filling,) = next(iter(d.tree.fills.values()))
+    lease.claims[POOL] = filling
+
+
+CASES: list[tuple[Break, str]] = [
+    (_edge, "shape: edge of node"),
+    (_misfile, "misfiled"),
+    (_empty, "neither pages nor children"),
+    (lambda d, p, n: d.tree.nodes.pop(n.id), "nodes hang on roots"),
+    (lambda d, p, n: setattr(n.places[POOL], "pages", b""), "pages on an edge"),
+    (lambda d, p, n: setattr(p.places[POOL], "children", 5), "counts 5 children"),
+    (_unfill, "below a filling ancestor"),
+    (_open, "its ancestor"),
+    (lambda d, p, n: d.pools[POOL].nodes.pop(n.id), "nodes resident"),
+    (lambda d, p, n: setattr(d.host, "pages", 99), "totals: place -1"),
+    (lambda d, p, n: d.pools[POOL].order.discard(n.id), "is filed under None"),
+    (lambda d, p, n: d.pools[POOL].order.put(p.id, 0, 1), "is filed but"),
+    (lambda d, p, n: d.pools[POOL].order.put(99, 0, 1), "leaves, a recount"),
+    (_span_short, "do not cover its pages"),
+    (_span_hole, "hole or overlap"),
+    (_span_unknown, "spans: pool 1 knows"),
+    (_span_parts, "lists [], holds"),
+    (_page_twice, "a page in two nodes"),
+    (_page_beyond, "a page beyond 32"),
+    (lambda d, p, n: d.pools[POOL].owned.add(31), "pages: pool 1 owns"),
+    (lambda d, p, n: setattr(p.places[HOST], "locks", 7), "has 7, claims below are"),
+    (_claim_nowhere, "without pages there"),
+    (_slot_lost, "free slots of 64 bytes"),
+    (_lease_pool_gone, "which is gone"),
+    (_lease_unlisted, "leases, wrongly"),
+    (_copy_gone, "are not the backups in flight"),
+    (_fill_op, "is not filling by copy"),
+    (lambda d, p, n: d.pools[POOL].copies.update({77: None}), "lists copies"),
+    (lambda d, p, n: d.registry.begin_close(d.pools[POOL]), "closing pool 1 still holds"),
+    (_pool_gone, "is at pool 1, which is gone"),
+    (lambda d, p, n: d.pools[POOL].filling.add(3), "filling"),
+]
+
+
+@pytest.mark.parametrize(("break_it", "line"), CASES, ids=[line for _, line in CASES])
+def test_a_broken_state_is_reported_with_its_numbers(break_it: Break, line: str) -> None:
+    world = world_at_work()
+    directory = world.directory
+    assert directory.check() == []
+    parent = next(n for n in directory.tree.nodes.values() if len(n.children) == 2)
+    leaf = next(n for n in parent.children.values() if n.page_count == 2)
+    break_it(directory, parent, leaf)
+    found = directory.check()
+    assert any(line in text for text in found), found
+
+
+def test_a_check_changes_nothing_and_raises_nothing() -> None:
+    world = world_at_work()
+    before = repr(sorted(world.directory.tree.nodes.items()))
+    assert world.directory.check() == world.directory.check() == []
+    assert repr(sorted(world.directory.tree.nodes.items())) == before

@@ -1,0 +1,124 @@
+"""Leases and receipts."""
+
+from __future__ import annotations
+
+import pytest
+
+from directory.core import limits
+from directory.core.actions import Done, Locked, Refused
+from directory.core.events import Lock, Unlock
+from tests.unit.directory.core.world import Scheduler, World
+
+
+def code(answer: object) -> str:
+    assert isinstance(answer, Refused), answer
+    return answer.code
+
+
+def test_a_receipt_works_once_and_only_for_its_own_scheduler_f18() -> None:
+    world = World()
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    a.publish([1, 2, 3, 4])
+    receipt = a.match([1, 2, 3, 4]).receipt
+    other = a.match([1, 2, 3, 4]).receipt
+    assert code(b.unlock(receipt)) == "stale_receipt"
+    assert code(a.unlock(999)) == "stale_receipt"
+    assert code(a.unlock(0)) == "stale_receipt"
+    assert a.totals() == (0, 4)
+    assert isinstance(a.unlock(receipt), Done)
+    assert code(a.unlock(receipt)) == "stale_receipt"
+    assert a.totals() == (0, 4), "the second request still holds its own lease"
+    a.unlock(other)
+    assert a.totals() == (4, 0)
+
+
+def test_a_receipt_survives_splits_and_releases_exactly_what_it_took_f18() -> None:
+    world = World()
+    a = Scheduler(world, "a")
+    a.publish(list(range(8)))
+    receipt = a.match(list(range(8))).receipt
+    for cut in (6, 3, 5):
+        a.publish([*range(cut), 100 + cut])
+    assert a.totals() == (3, 8)
+    a.unlock(receipt)
+    assert a.totals() == (11, 0)
+    pool = world.directory.pools[a.pool]
+    assert all(node.places[a.pool].locks == 0 for node in pool.nodes.values())
+
+
+def test_a_dead_generations_receipts_mean_nothing_to_the_next_f18() -> None:
+    world = World()
+    a = Scheduler(world, "a")
+    a.publish([1])
+    receipt = a.match([1]).receipt
+    world.close(a.pool)
+    again = Scheduler(world, "a")
+    assert code(again.unlock(receipt)) == "stale_receipt"
+    assert code(a.ask(Unlock(receipt))) == "unknown_pool"
+
+
+def test_a_lease_protects_its_path_and_nothing_below() -> None:
+    world = World(host_pages=0)
+    a = Scheduler(world, "a")
+    a.publish([1, 2, 3, 4])
+    receipt = a.match([1, 2]).receipt
+    assert a.totals() == (2, 2)
+    assert len(a.evict(10)) == 2
+    a.unlock(receipt)
+    assert len(a.evict(10)) == 2
+
+
+def test_a_node_can_be_locked_by_its_id() -> None:
+    world = World()
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    a.publish([1, 2])
+    node = a.match([1, 2], acquire=False).node
+    locked = a.ask(Lock("r", 1, node))
+    assert isinstance(locked, Locked)
+    assert a.totals() == (0, 2)
+    assert code(b.ask(Lock("r", 1, node))) == "bad_message"
+    assert code(a.ask(Lock("r", 1, 99))) == "stale_node"
+    assert code(a.ask(Lock("r", 1, 0))) == "stale_node"
+    a.unlock(locked.receipt)
+    assert a.totals() == (2, 0)
+
+
+def test_leases_of_a_pool_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEASES_PER_POOL_MAX", 2)
+    world = World()
+    a = Scheduler(world, "a")
+    a.publish([1])
+    held = [a.match([1]).receipt for _ in range(2)]
+    with pytest.raises(AssertionError, match="too_many"):
+        a.match([1])
+    a.unlock(held[0])
+    assert a.match([1]).receipt
+
+
+def test_a_lease_moves_with_a_request_that_grows() -> None:
+    world = World()
+    a = Scheduler(world, "a")
+    a.publish([1, 2])
+    receipt = a.match([1, 2]).receipt
+    a.publish([1, 2, 3], receipt=receipt)
+    assert a.totals() == (0, 3)
+    a.publish([7], receipt=receipt)
+    assert a.totals() == (3, 1)
+    a.publish([], receipt=receipt)
+    assert a.totals() == (4, 0)
+    a.unlock(receipt)
+
+
+def test_every_lease_falls_with_its_owner() -> None:
+    world = World()
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    a.publish([1, 2])
+    world.finish_all()
+    b.match([1, 2])
+    a.match([1, 2])
+    assert world.directory.host.locked_pages == 2
+    world.close(b.pool)
+    assert world.directory.host.locked_pages == 2
+    world.close(a.pool)
+    assert world.directory.host.locked_pages == 0
+    assert not len(world.directory.leases)

@@ -1,0 +1,152 @@
+"""The codec: what goes in comes out, and nothing but typed errors comes of junk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from directory.core import limits
+from directory.core.actions import Done, Matched, Totals
+from directory.core.errors import BadMessage, TooLarge
+from directory.core.events import Evicted, Flush, Insert, Match, Restore, Stats, Unlock
+from directory.core.namespace import Adapter, NamespaceKey
+from directory.protocol.codec import (
+    decode_envelope,
+    decode_reply,
+    decode_session_reply,
+    decode_session_request,
+    encode,
+)
+from directory.protocol.messages import (
+    Acked,
+    Attach,
+    ClientBody,
+    Envelope,
+    Hello,
+    Register,
+    Registered,
+    ReplyEnvelope,
+    SessionRefused,
+    Welcome,
+)
+
+DECODERS: list[Callable[[bytes], object]] = [
+    decode_envelope,
+    decode_reply,
+    decode_session_request,
+    decode_session_reply,
+]
+KEY = NamespaceKey(3, "", None, Adapter("x", 1), bigram=True)
+BODIES: list[ClientBody] = [
+    Attach(1, b"secret"),
+    Match("r", 1, KEY, b"tokens"),
+    Insert("r", 1, KEY, b"tokens", b"pages", 3, 4, (5, 6), 7),
+    Evicted(((1, 2, 3),), ((1, 9),)),
+    Restore("r", 1, 2, 3, b"pages", (4, 5)),
+    Flush("host"),
+    Stats(),
+    Unlock(4),
+]
+FRAMES: list[tuple[Callable[[bytes], object], msgspec.Struct]] = [
+    *((decode_envelope, Envelope(1, 2, 3, body)) for body in BODIES),
+    (decode_reply, ReplyEnvelope(1, 2, 3, Matched(1, b"", 2, 1, 1, 9, 8, Totals(1, 2)))),
+    (decode_reply, ReplyEnvelope(1, 2, 0, Acked())),
+    (decode_reply, ReplyEnvelope(1, 2, 3, Done())),
+    (decode_session_request, Hello(1, 1, "test")),
+    (decode_session_request, Register("a", b"f", "thin", b"layout", b"handles")),
+    (decode_session_reply, Welcome(1, 2)),
+    (decode_session_reply, Registered(1, 2, b"secret", "ipc://x")),
+    (decode_session_reply, SessionRefused("bad_message", "no")),
+]
+
+
+def only_typed_errors(decode: Callable[[bytes], object], frame: bytes) -> None:
+    try:
+        decode(frame)
+    except (BadMessage, TooLarge):
+        pass
+
+
+@pytest.mark.parametrize(("decode", "message"), FRAMES)
+def test_a_message_comes_out_as_it_went_in(
+    decode: Callable[[bytes], object], message: msgspec.Struct
+) -> None:
+    assert decode(encode(message)) == message
+    assert decode(memoryview(encode(message))) == message  # type: ignore[arg-type]
+
+
+@given(frame=st.binary(max_size=200), which=st.integers(0, 3))
+def test_random_bytes_give_typed_errors_only(frame: bytes, which: int) -> None:
+    only_typed_errors(DECODERS[which], frame)
+
+
+@given(
+    which=st.integers(0, len(FRAMES) - 1),
+    edits=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 255)), min_size=1
+    ),
+)
+def test_a_damaged_message_gives_typed_errors_only(
+    which: int, edits: list[tuple[int, int, int]]
+) -> None:
+    decode, message = FRAMES[which]
+    frame = bytearray(encode(message))
+    for kind, at, byte in edits:
+        at %= len(frame) + 1
+        if kind == 0:
+            frame[at : at + 1] = bytes([byte])
+        elif kind == 1:
+            frame[at:at] = bytes([byte])
+        else:
+            del frame[at : at + 1 + byte % 4]
+    only_typed_errors(decode, bytes(frame))
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x91" * 100_000,
+        b"\x81\xa1a" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc1",
+        b"\xd7\xff" + bytes(8),
+        b"\x93\x01\xa2\xff\xfe\x03",
+    ],
+)
+def test_known_junk_is_a_bad_message(decode: Callable[[bytes], object], frame: bytes) -> None:
+    with pytest.raises(BadMessage):
+        decode(frame)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_a_frame_beyond_the_limit_is_not_even_looked_at(
+    decode: Callable[[bytes], object],
+) -> None:
+    with pytest.raises(TooLarge, match="at most"):
+        decode(bytes(limits.MESSAGE_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [["match", "r"], ["nothing"], ["flush", "everything"], ["unlock", "7"], ["unlock", 1.5], []],
+)
+def test_a_body_of_wrong_arity_type_or_tag_is_a_bad_message(body: list[object]) -> None:
+    with pytest.raises(BadMessage):
+        decode_envelope(msgspec.msgpack.encode([1, 2, 3, body]))
+
+
+def test_fields_that_a_newer_client_adds_at_the_end_are_ignored() -> None:
+    frame = msgspec.msgpack.encode([1, 2, 3, ["stats", True, "new"], "newer"])
+    assert decode_envelope(frame) == Envelope(1, 2, 3, Stats(check=True))
+
+
+def test_fields_that_an_older_client_leaves_out_have_their_defaults() -> None:
+    frame = msgspec.msgpack.encode([1, 2, 3, ["stats"]])
+    assert decode_envelope(frame) == Envelope(1, 2, 3, Stats())
