@@ -100,13 +100,13 @@ class SharedPool:
 
     @property
     def fingerprint(self) -> bytes:
-        """What must agree before another pool's bytes are this pool's: 16 bytes."""
+        """What must agree before another pool's bytes are this pool's, in full."""
         return Fingerprint(
             model="treecored-reference",
             layer_count=len(self.layout.buffers),
             page_size=self.page_size,
-            layout=self.layout.digest().hex(),
-        ).digest()
+            layout=self.layout.canonical(),
+        ).encode()
 
     @property
     def fds(self) -> list[int]:

@@ -9,7 +9,6 @@ them; its *chunk* of page p is `[offset + p * page_stride, ... + chunk_bytes)`. 
 chunks of all buffers in order, back to back (page-first).
 """
 
-import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -66,14 +65,13 @@ class PoolLayout(msgspec.Struct, frozen=True, array_like=True):
         """(role, layer, chunk bytes, form) of each buffer: what a host page is made of."""
         return tuple((b.role, b.layer, b.chunk_bytes, b.form) for b in self.buffers)
 
-    def digest(self) -> bytes:
-        """32 bytes that are equal exactly when two pools may read one another's pages.
+    def canonical(self) -> str:
+        """A text that is equal exactly when two pools may read one another's pages.
 
         Page size and page form are in it. Page count, strides, offsets and the division into
         allocations are not: they say where pages lie, not what is in them.
         """
-        content = msgspec.json.encode((self.page_size, self.page_form()))
-        return hashlib.sha256(content).digest()
+        return msgspec.json.encode((self.page_size, self.page_form())).decode()
 
     def check(self) -> None:
         """Raise `LayoutError` unless every chunk lies in its allocation and none overlap."""

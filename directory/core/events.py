@@ -113,6 +113,16 @@ class Flush(Body, frozen=True, tag="flush"):
     pool_word: int = 0
 
 
+class Live(Body, frozen=True, tag="live"):
+    """Report every (request, attempt) that is alive at this position of the stream.
+
+    Leases granted before it for others fall, so that no lost release can leak. A request whose
+    question is unanswered is alive.
+    """
+
+    requests: tuple[tuple[str, int], ...]
+
+
 class Stats(Body, frozen=True, tag="stats"):
     """Ask for counters; with `check` the daemon walks its state and reports every violation."""
 
@@ -169,4 +179,4 @@ class MoverLost(msgspec.Struct, frozen=True):
 
 
 Event = Asked | PoolRegistered | PoolClosed | CopyDone | MoverLost
-Request = Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Stats
+Request = Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Live | Stats

@@ -4,8 +4,6 @@ Owns the key; never glues its parts together. Absent (None) differs from empty (
 fingerprint is taken from the pool's registration and never from a request.
 """
 
-from hashlib import blake2b
-
 import msgspec
 
 from directory.core import limits
@@ -78,6 +76,10 @@ class Fingerprint(msgspec.Struct, frozen=True):
     tp_rank: int = 0
     pp_rank: int = 0
 
-    def digest(self) -> bytes:
-        """Return 16 bytes that are equal only where every field is (blake2b of the JSON form)."""
-        return blake2b(msgspec.json.encode(self, order="deterministic"), digest_size=16).digest()
+    def encode(self) -> bytes:
+        """Return the canonical form (JSON): equal exactly where every field is.
+
+        It is compared whole, never by a digest: two schedulers whose digests collide would read
+        one another's bytes.
+        """
+        return msgspec.json.encode(self, order="deterministic")

@@ -63,6 +63,7 @@ class LeaseEvent(StrEnum):
     GRANT = "grant"
     MOVE = "move"
     RELEASE = "release"
+    UNLIST = "unlist"
     OWNER_GONE = "owner_gone"
 
 
@@ -111,6 +112,7 @@ LEASE: Final[Table] = {
     (_L.FREE, _LE.GRANT): _L.HELD,
     (_L.HELD, _LE.MOVE): _L.HELD,
     (_L.HELD, _LE.RELEASE): _L.RELEASED,
+    (_L.HELD, _LE.UNLIST): _L.RELEASED,
     (_L.HELD, _LE.OWNER_GONE): _L.RELEASED,
 }
 

@@ -18,8 +18,6 @@ from transfer.ipc.channel import close_fds
 from transfer.ipc.memory import MemoryHandle
 from transfer.layout import PoolLayout
 
-FINGERPRINT_BYTES_MAX = 64
-
 Handles = Annotated[tuple[MemoryHandle, ...], msgspec.Meta(max_length=limits.BUFFERS_PER_POOL_MAX)]
 
 _layouts = msgspec.msgpack.Decoder(PoolLayout)
@@ -47,8 +45,8 @@ class Registration:
 
         Raises a typed error, and then the descriptors stay the caller's.
         """
-        if not 0 < len(message.fingerprint) <= FINGERPRINT_BYTES_MAX:
-            raise BadMessage(f"a fingerprint has 1 to {FINGERPRINT_BYTES_MAX} bytes")
+        if not 0 < len(message.fingerprint) <= limits.FINGERPRINT_BYTES_MAX:
+            raise BadMessage(f"a fingerprint has 1 to {limits.FINGERPRINT_BYTES_MAX} bytes")
         try:
             layout = _layouts.decode(message.layout)
             handles = _handles.decode(message.handles)

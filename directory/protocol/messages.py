@@ -25,6 +25,7 @@ from directory.core.events import (
     Evicted,
     Flush,
     Insert,
+    Live,
     Lock,
     Match,
     Mode,
@@ -105,7 +106,9 @@ class Acked(msgspec.Struct, array_like=True, frozen=True, tag="acked"):
     """Nothing but the cumulative acknowledgement of its envelope."""
 
 
-ClientBody = Attach | Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Stats
+ClientBody = (
+    Attach | Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Live | Stats
+)
 DaemonBody = (
     Attached | Acked | Done | Refused | Matched | Locked | Inserted | GaveUp | Restored | Counters
 )

@@ -144,7 +144,7 @@ class Pool:
         handles = tuple(MemoryHandle("memfd", a.nbytes) for a in self.allocations)
         return Register(
             instance,
-            self.layout.digest(),
+            self.layout.canonical().encode(),
             mode,
             encode(self.layout),
             msgspec.msgpack.encode(handles),

@@ -51,15 +51,15 @@ finally:
 # A directory with a deliberate defect: one request breaks it.
 DEFECTIVE = """
 import sys
-from directory.core.directory import Directory
-whole = Directory._match
+from directory.core.requests import Requests
+whole = Requests._match
 
 def broken(self, pool, seq, body):
     if body.request == "break it":
         raise KeyError("a deliberate defect")
     return whole(self, pool, seq, body)
 
-Directory._match = broken
+Requests._match = broken
 from directory.cli.main import app
 app(args=sys.argv[1:])
 """

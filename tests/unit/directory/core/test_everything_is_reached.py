@@ -22,6 +22,7 @@ from directory.core.events import (
     Evicted,
     Flush,
     Insert,
+    Live,
     Lock,
     Match,
     MoverLost,
@@ -76,6 +77,7 @@ def life_of_a_page(world: World) -> None:
     a.ask(Flush("host"))
     world.finish_all()
     a.ask(Flush("pool"))
+    a.ask(Live(()))
     a.ask(Stats(check=True))
 
 

@@ -135,7 +135,7 @@ def test_a_story_tells_how_things_were_then() -> None:
 
 def test_ranks_of_a_group_never_share_a_fingerprint() -> None:
     prints = {
-        Fingerprint(model="m", tp_size=2, pp_size=2, tp_rank=tp, pp_rank=pp).digest()
+        Fingerprint(model="m", tp_size=2, pp_size=2, tp_rank=tp, pp_rank=pp).encode()
         for tp in range(2)
         for pp in range(2)
     }

@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from directory.core import limits
-from directory.core.actions import Done, Locked, Refused
-from directory.core.events import Lock, Unlock
-from tests.unit.directory.core.world import Scheduler, World
+from directory.core.actions import Done, Locked, Matched, Refused
+from directory.core.events import Live, Lock, Match, Unlock
+from tests.unit.directory.core.world import KEY, Scheduler, World
+
+
+def leased(who: Scheduler, request: str, tokens: list[int]) -> int:
+    """Match and acquire for a named request; returns the receipt."""
+    answer = who.ask(Match(request, 1, KEY, who.pack(tokens)))
+    assert isinstance(answer, Matched)
+    assert answer.receipt
+    return answer.receipt
 
 
 def code(answer: object) -> str:
@@ -122,3 +130,27 @@ def test_every_lease_falls_with_its_owner() -> None:
     world.close(a.pool)
     assert world.directory.host.locked_pages == 0
     assert not len(world.directory.leases)
+
+
+def test_leases_of_requests_that_are_not_listed_as_alive_fall() -> None:
+    world = World()
+    a, b = Scheduler(world, "a", "mirrored"), Scheduler(world, "b")
+    b.publish([1, 2])
+    world.finish_all()
+    lost, kept = leased(a, "lost", [1, 2]), leased(a, "kept", [1, 2])
+    other = leased(b, "lost", [1, 2])
+    assert a.ask(Live((("kept", 1), ("unknown", 7)))) is None
+    held = {lease.id for lease in world.directory.leases}
+    assert held == {kept, other}
+    assert lost not in held
+    assert world.directory.check() == []
+
+
+def test_another_attempt_of_a_living_request_is_not_alive() -> None:
+    world = World()
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    b.publish([1, 2])
+    leased(a, "r", [1, 2])
+    answer = a.ask(Live((("r", 2),)))
+    assert isinstance(answer, Done)
+    assert len(world.directory.leases) == 0

@@ -5,6 +5,7 @@ import os
 import msgspec
 import pytest
 
+from directory.core import limits
 from directory.core.errors import BadMessage, LayoutError, TooLarge, TreecoredError
 from directory.daemon.registration import Registration
 from directory.protocol.messages import Register
@@ -57,7 +58,7 @@ OUTSIDE = PoolLayout(4, 8, (BufferLayout("kv", 0, 0, 0, 64, 64),), (100,))
         ({"handles": pack([["k" * 100, 1]])}, BadMessage),
         ({"handles": pack([["memfd", 1]] * 5_000)}, BadMessage),
         ({"fingerprint": b""}, BadMessage),
-        ({"fingerprint": bytes(65)}, BadMessage),
+        ({"fingerprint": bytes(limits.FINGERPRINT_BYTES_MAX + 1)}, BadMessage),
     ],
 )
 def test_a_bad_message_is_a_typed_error_and_the_descriptors_stay_the_callers(

@@ -1,0 +1,294 @@
+"""What clients ask and report: one method a message body.
+
+Owns no state of its own; decides matches, leases and evictions over the tree, the leases and the
+transfers that `Directory` hands in. A client's mistake raises a typed error before anything is
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from directory.core import limits
+from directory.core.actions import (
+    Action,
+    Answer,
+    AnyReply,
+    Done,
+    GaveUp,
+    Inserted,
+    Locked,
+    Matched,
+    Totals,
+)
+from directory.core.errors import BadMessage, Diverged, TooLarge, WrongMode
+from directory.core.events import (
+    Body,
+    Evict,
+    Evicted,
+    Flush,
+    Insert,
+    Live,
+    Lock,
+    Match,
+    Restore,
+    Unlock,
+)
+from directory.core.ids import HOST, NO_LEASE
+from directory.core.lease import LeaseTable
+from directory.core.node import Node
+from directory.core.place import HostState, PoolState
+from directory.core.pool import (
+    apply_given_up,
+    evict_pages,
+    flush_pages,
+    insert_pages,
+    match_own,
+)
+from directory.core.states import LeaseEvent
+from directory.core.transfers import Transfers
+from directory.core.tree import Step, Tree
+
+Handler = Callable[[PoolState, int, Any], list[Action]]
+
+
+class Reach(NamedTuple):
+    """How far along a walked path pages can be had: steps used, pages from the root."""
+
+    steps: int
+    pages: int
+
+
+class Requests:
+    """The handlers, by message body."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        host: HostState,
+        leases: LeaseTable,
+        transfers: Transfers,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self.tree = tree
+        self.host = host
+        self.leases = leases
+        self.transfers = transfers
+        self._count = count
+        self.handlers: dict[type[Body], Handler] = {
+            Match: self._match,
+            Lock: self._lock,
+            Unlock: self._unlock,
+            Insert: self._insert,
+            Evict: self._evict,
+            Evicted: self._evicted,
+            Restore: self._restore,
+            Flush: self._flush,
+            Live: self._live,
+        }
+
+    def _match(self, pool: PoolState, seq: int, body: Match) -> list[Action]:
+        _check_request(body.request, body.tokens)
+        most = len(body.tokens) // (pool.page_size * body.namespace.unit_bytes)
+        if not 0 <= body.start_pages <= most:
+            raise BadMessage(f"start_pages must be 0 to {most} here, got {body.start_pages}")
+        space = self.tree.find_space(pool.fingerprint, body.namespace)
+        if space is None:
+            return self._answer(pool, seq, Matched(0, b"", 0, 0, 0, 0, NO_LEASE, _totals(pool)))
+        steps = self.tree.walk(space, body.tokens)
+        own_pages, own, own_node = body.start_pages, b"", space.root
+        if pool.mode == "thin":
+            own_node, own, own_pages = match_own(self.tree, pool, space, steps)
+        reach, host_pages, peer_pages = self._beyond(pool, steps, own_pages)
+        receipt = NO_LEASE
+        if body.acquire and (reach.pages > own_pages or own):
+            receipt = self._acquire(pool, body, steps, reach, own_node)
+        self.tree.touch(steps[: reach.steps], HOST, self.host.next_tick())
+        self._count("pages_matched_own", own_pages)
+        self._count("pages_matched_host", host_pages)
+        self._count("pages_matched_peer", peer_pages)
+        restorable = host_pages + peer_pages
+        return self._answer(
+            pool,
+            seq,
+            Matched(
+                own_pages,
+                own,
+                restorable,
+                host_pages,
+                peer_pages,
+                own_node.id,
+                receipt,
+                _totals(pool),
+            ),
+        )
+
+    def _beyond(self, pool: PoolState, steps: list[Step], start: int) -> tuple[Reach, int, int]:
+        """Follow a path as far as every page beyond `start` can be had from somewhere."""
+        at, host_pages, peer_pages, used = 0, 0, 0, 0
+        for node, pages in steps:
+            if at + pages > start:
+                source = self.transfers.source_for(node, pool.place)
+                if source is None:
+                    break
+                here = at + pages - max(at, start)
+                if source == HOST:
+                    host_pages += here
+                else:
+                    peer_pages += here
+            at += pages
+            used += 1
+        return Reach(used, start + host_pages + peer_pages), host_pages, peer_pages
+
+    def _acquire(
+        self, pool: PoolState, body: Match, steps: list[Step], reach: Reach, own_node: Node
+    ) -> int:
+        lease = self.leases.grant(pool, body.request, body.attempt)
+        if reach.steps:
+            node, pages = steps[reach.steps - 1]
+            if pages < node.page_count:
+                upper = self.tree.split(node, pages)
+                steps[reach.steps - 1] = (upper, pages)
+            self.leases.follow(lease, steps[reach.steps - 1][0])
+            for node, _ in reversed(steps[: reach.steps]):
+                if node.resident(HOST) is not None:
+                    self.leases.claim(lease, node, HOST)
+                    break
+        if own_node.parent is not None:
+            self.leases.claim(lease, own_node, pool.place)
+        return lease.id
+
+    def _lock(self, pool: PoolState, seq: int, body: Lock) -> list[Action]:
+        _check_mode(pool, "thin", "Lock")
+        _check_request(body.request)
+        node = self.tree.node(body.node)
+        if node.space.fingerprint != pool.fingerprint or node.resident(pool.place) is None:
+            raise BadMessage(f"node {body.node} has no pages in this pool; match again")
+        lease = self.leases.grant(pool, body.request, body.attempt)
+        self.leases.claim(lease, node, pool.place)
+        return self._answer(pool, seq, Locked(lease.id, _totals(pool)))
+
+    def _unlock(self, pool: PoolState, seq: int, body: Unlock) -> list[Action]:
+        lease = self.leases.get(body.receipt, pool.place)
+        self.leases.release(pool, lease, LeaseEvent.RELEASE)
+        return self._report(pool, seq)
+
+    def _insert(self, pool: PoolState, seq: int, body: Insert) -> list[Action]:
+        _check_request(body.request, body.tokens, body.pages)
+        lease = None
+        if body.receipt:
+            _check_mode(pool, "thin", "Insert with a receipt")
+            lease = self.leases.get(body.receipt, pool.place)
+        space = self.tree.space(pool.fingerprint, body.namespace, pool.page_size, pool.page_bytes)
+        try:
+            outcome = insert_pages(
+                self.tree,
+                pool,
+                space,
+                body.tokens,
+                body.pages,
+                body.span,
+                body.span_value,
+                body.written,
+            )
+        finally:
+            if not space.root.children:
+                self.tree.prune(space.root)
+        if pool.mode == "mirrored" and outcome.duplicates:
+            raise Diverged("the report's pages differ from those reported before; republish")
+        if lease is not None:
+            self.leases.move(lease, outcome.end)
+        self.transfers.wish(node for node, _ in outcome.steps)
+        self._count("pages_inserted", outcome.fresh_pages)
+        actions = self.transfers.pump()
+        if pool.mode == "mirrored":
+            return actions
+        return actions + self._answer(
+            pool,
+            seq,
+            Inserted(
+                len(outcome.canonical) // 4,
+                outcome.canonical,
+                outcome.duplicates,
+                outcome.fresh_pages,
+                outcome.end.id,
+                _totals(pool),
+            ),
+        )
+
+    def _evict(self, pool: PoolState, seq: int, body: Evict) -> list[Action]:
+        _check_mode(pool, "thin", "Evict")
+        if not 0 < body.pages <= pool.page_count:
+            raise BadMessage(f"evict takes 1 to {pool.page_count} pages, got {body.pages}")
+        given = evict_pages(self.tree, pool, body.pages)
+        self._count("pool_pages_evicted", len(given.pages) // 4)
+        return self._answer(pool, seq, GaveUp(given.pages, given.words, _totals(pool)))
+
+    def _evicted(self, pool: PoolState, seq: int, body: Evicted) -> list[Action]:
+        _check_mode(pool, "mirrored", "Evicted")
+        count = apply_given_up(self.tree, pool, body.runs, body.words)
+        self._count("pool_pages_evicted", count)
+        return self._report(pool, seq)
+
+    def _restore(self, pool: PoolState, seq: int, body: Restore) -> list[Action]:
+        _check_request(body.request, b"", body.pages)
+        lease = self.leases.get(body.receipt, pool.place)
+        return self.transfers.restore(pool, seq, body, lease)
+
+    def _flush(self, pool: PoolState, seq: int, body: Flush) -> list[Action]:
+        if body.scope == "host":
+            self._flush_host()
+            return self._answer(pool, seq, Done(_totals(pool)))
+        given = flush_pages(self.tree, pool)
+        pool.word = max(pool.word, body.pool_word)
+        if pool.mode == "thin":
+            return self._answer(pool, seq, GaveUp(given.pages, given.words, _totals(pool)))
+        return self._answer(pool, seq, Done(_totals(pool)))
+
+    def _flush_host(self) -> None:
+        """Free unleased host pages now and the others when their holders let go."""
+        for size, order in self.host.orders.items():
+            while len(order):
+                self.transfers.evict_host(size, self.host.evictable[size] or 1)
+        for node in list(self.host.nodes.values()):
+            if node.places[HOST].state in ("resident", "filling"):
+                self.tree.retire(node, HOST)
+
+    def _live(self, pool: PoolState, seq: int, body: Live) -> list[Action]:
+        listed = set(body.requests)
+        for receipt in list(pool.leases):
+            lease = self.leases.get(receipt, pool.place)
+            if (lease.owner.request, lease.owner.attempt) not in listed:
+                self.leases.release(pool, lease, LeaseEvent.UNLIST)
+                self._count("leases_unlisted", 1)
+        return self._report(pool, seq)
+
+    # Small things.
+
+    def _answer(self, pool: PoolState, seq: int, body: AnyReply) -> list[Action]:
+        return [Answer(pool.place, seq, body)]
+
+    def _report(self, pool: PoolState, seq: int) -> list[Action]:
+        """A mirrored pool's reports need no answer but the stream's acknowledgement."""
+        if pool.mode == "mirrored":
+            return []
+        return self._answer(pool, seq, Done(_totals(pool)))
+
+
+def _totals(pool: PoolState) -> Totals:
+    return Totals(pool.evictable_pages, pool.locked_pages)
+
+
+def _check_mode(pool: PoolState, mode: str, what: str) -> None:
+    if pool.mode != mode:
+        raise WrongMode(f"{what} is for {mode} pools; this one registered as {pool.mode}")
+
+
+def _check_request(request: str, tokens: bytes = b"", pages: bytes = b"") -> None:
+    if len(request) > limits.REQUEST_CHARS_MAX:
+        raise TooLarge(f"a request id has at most {limits.REQUEST_CHARS_MAX} characters")
+    if len(tokens) > limits.TOKENS_BYTES_MAX:
+        raise TooLarge(f"{len(tokens)} bytes of tokens, at most {limits.TOKENS_BYTES_MAX}")
+    if len(pages) > limits.PAGES_BYTES_MAX:
+        raise TooLarge(f"{len(pages)} bytes of pages, at most {limits.PAGES_BYTES_MAX}")
