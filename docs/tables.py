@@ -22,6 +22,7 @@ from directory.protocol.messages import (
     ClientBody,
     DaemonBody,
     Envelope,
+    PoolReport,
     ReplyEnvelope,
     SessionReply,
     SessionRequest,
@@ -89,7 +90,7 @@ def structure_table() -> str:
     rows = [["structure", "fields in order", "meaning"]]
     rows += [
         [f"`{kind.__name__}`", fields(kind), _summary(kind)]
-        for kind in (NamespaceKey, Adapter, Totals)
+        for kind in (NamespaceKey, Adapter, Totals, PoolReport)
     ]
     return _markdown(rows)
 

@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from directory.cli.processes import DriverError, Worker, last_words, reap, spawn
+from directory.cli.processes import DriverError, Worker, ending, last_words, reap, spawn
 from directory.cli.signals import EndingSignals
 from scheduler_shim.worker_messages import (
     AskSummary,
@@ -237,7 +237,9 @@ class Driver:
             unsent = any(worker.channel.want_write for worker in self.workers)
             for fd, _ in self._poller.poll(UNSENT_POLL_MS if unsent else left_s * 1000 + 1):
                 if fd == self._daemon_pidfd:
-                    raise DriverError(f"the daemon ended{self._last_words()}")
+                    assert self._daemon is not None
+                    how = ending(self._daemon.wait())
+                    raise DriverError(f"the daemon ended unexpectedly ({how}){self._last_words()}")
                 number = self._by_fd[fd]
                 messages += [(number, m) for m in self.workers[number].receive()]
         return messages

@@ -12,6 +12,7 @@ import click
 
 COMMANDS: Final = {
     "serve": "directory.cli.serve",
+    "check": "directory.cli.check",
     "demo": "directory.cli.demo",
     "replay": "directory.cli.replay",
 }

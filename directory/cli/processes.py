@@ -74,8 +74,7 @@ class Worker:
             code = self.process.wait(END_DEADLINE_S)
         except subprocess.TimeoutExpired:
             return DriverError(f"{self.name} closed its channel{last_words(self.log)}")
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return DriverError(f"{self.name} ended unexpectedly ({how}){last_words(self.log)}")
+        return DriverError(f"{self.name} ended unexpectedly ({ending(code)}){last_words(self.log)}")
 
     def __repr__(self) -> str:
         return f"<Worker {self.name} pid {self.process.pid}, {len(self.in_progress)} in progress>"
@@ -109,6 +108,11 @@ def reap(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its return code as subprocess gives it."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 def last_words(log: Path) -> str:

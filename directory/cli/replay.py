@@ -65,12 +65,10 @@ class Options(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Pages of each pool and of the host tier, and how many of them can ever be written."""
+    """Pages of each pool and of the host tier."""
 
     pool_pages: tuple[int, ...]
     host_pages: int
-    pool_pages_touched: int
-    host_pages_touched: int
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -200,8 +198,8 @@ def run(options: Options, requests: Sequence[TraceRequest]) -> Outcome:
     routes = route(options, requests)
     sizes = size_up(options, requests, routes)
     needed = refuse_without_memory(
-        pool_pages=sizes.pool_pages_touched,
-        host_pages=sizes.host_pages_touched,
+        pool_pages=sum(sizes.pool_pages),
+        host_pages=sizes.host_pages,
         page_size=options.page_size,
         page_bytes=options.page_bytes,
         processes=options.schedulers + 2,
@@ -268,7 +266,7 @@ def route(options: Options, requests: Sequence[TraceRequest]) -> list[int]:
 
 
 def size_up(options: Options, requests: Sequence[TraceRequest], routes: Sequence[int]) -> Sizes:
-    """Room for everything unless the options say otherwise.
+    """Room for everything unless the options ask for less; more would never be touched.
 
     A pool needs its different pages, and beside them the pages of the requests in progress. Leaves
     with a sentence when the longest prompt does not fit into the pools that were asked for.
@@ -287,12 +285,10 @@ def size_up(options: Options, requests: Sequence[TraceRequest], routes: Sequence
         )
     working = (longest + 1) * options.concurrency
     room = [count.unique_pages + working for count in counts]
-    pools = tuple(options.pool_pages or pages for pages in room)
+    pools = tuple(min(options.pool_pages or pages, pages) for pages in room)
     unique = sum(c.unique_pages for c in counts) if options.private else everywhere.unique_pages
     host_room = max(1, unique)
-    host = options.host_pages or host_room
-    touched = sum(min(pair) for pair in zip(pools, room, strict=True))
-    return Sizes(pools, host, touched, min(host, host_room))
+    return Sizes(pools, min(options.host_pages or host_room, host_room))
 
 
 def report_on(options: Options, outcome: Outcome, requests: int) -> Report:

@@ -34,6 +34,10 @@ from directory.cli.tally import Outcome, Tally
 FAILED, BAD_INPUT = 1, 2
 PROCESS_BYTES = 64 * 1024 * 1024  # a Python process with these packages loaded, roughly
 TOKEN_BYTES = 4
+# What Python keeps of a page beside its bytes: free lists, owned sets, packed numbers; measured
+# with pages of one byte over a million of them, scheduler and daemon together.
+POOL_PAGE_RECORD_BYTES = 300
+HOST_PAGE_RECORD_BYTES = 100
 
 Advance = Callable[[Done], None]
 
@@ -117,11 +121,13 @@ def refuse_without_memory(
 ) -> int:
     """Bytes that a run may touch; leaves with a sentence when the machine has not got them.
 
-    Pages are those that will be written, in all pools together and in the host tier. The daemon
-    holds the tokens of every page once, and each mirror those of its pool.
+    Pages are those of all pools together and of the host tier. The daemon holds the tokens of
+    every page once, and each mirror those of its pool; with small pages the records of pages
+    weigh more than the pages.
     """
     pages = pool_pages + host_pages
-    needed = pages * (page_bytes + page_size * TOKEN_BYTES) + processes * PROCESS_BYTES
+    records = pool_pages * POOL_PAGE_RECORD_BYTES + host_pages * HOST_PAGE_RECORD_BYTES
+    needed = pages * (page_bytes + page_size * TOKEN_BYTES) + records + processes * PROCESS_BYTES
     available = available_bytes()
     if available is not None and needed > available:
         leave(

@@ -108,7 +108,7 @@ AnyReply = Done | Refused | Matched | Locked | Inserted | GaveUp | Restored | Co
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Send a reply to a client."""
+    """Send a reply to a client, that is to one rank."""
 
     pool: PoolId
     seq: int
@@ -116,7 +116,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A pool was taken in; the shell imports its memory and tells the client."""
+    """A pool was taken in; the shell imports its memory and tells the client. `pool`: the number
+    that this rank goes by; a group of one has no other."""
 
     token: int
     pool: PoolId
@@ -163,13 +164,19 @@ class CopyPart(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SubmitCopy(msgspec.Struct, array_like=True, frozen=True, tag="submit_copy"):
-    """Copy all parts after all fences; answer `CopyDone` exactly once."""
+    """Copy all parts after all fences; answer `CopyDone` exactly once.
+
+    `slot_bytes` (0: a page of the pool): size of a host slot that holds the shards of several
+    ranks; the pool's page is what begins at `shard_offset` bytes of it.
+    """
 
     op: OpId
     kind: CopyKind
     parts: tuple[CopyPart, ...]
     fences: tuple[Fence, ...]
     words: tuple[Word, ...]
+    slot_bytes: int = 0
+    shard_offset: int = 0
 
 
 Action = Answer | Registered | RegistrationRefused | ReleasePool | SubmitCopy

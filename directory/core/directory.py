@@ -19,7 +19,9 @@ from directory.core.actions import (
 )
 from directory.core.errors import (
     Diverged,
+    GroupIncomplete,
     InternalError,
+    TooMany,
     TreecoredError,
     UnknownPool,
 )
@@ -31,16 +33,16 @@ from directory.core.events import (
     MoverLost,
     PoolClosed,
     PoolRegistered,
+    Restore,
     Stats,
 )
+from directory.core.group import GroupLog, Turn
 from directory.core.host import HostSlots
 from directory.core.ids import HOST, PoolId
 from directory.core.invariants import violations
 from directory.core.lease import LeaseTable
 from directory.core.place import HostState, PoolState
-from directory.core.pool import (
-    flush_pages,
-)
+from directory.core.pool import flush_pages
 from directory.core.registry import Registry
 from directory.core.requests import Handler, Requests
 from directory.core.states import LeaseEvent
@@ -75,7 +77,7 @@ class Directory:
         try:
             if isinstance(event, Asked):
                 return self._asked(event)
-            actions = self._told(event)
+            actions = self._spread(self._told(event))
             self.registry.forget_closed()
             return actions
         except InternalError as error:
@@ -88,7 +90,7 @@ class Directory:
         if isinstance(event, PoolRegistered):
             return self._register(event)
         if isinstance(event, PoolClosed):
-            return self._close(event.pool)
+            return self._end_session(event.pool)
         assert isinstance(event, MoverLost)
         self.story.add("mover_lost", event.detail)
         return self.transfers.lose_all(event.detail or "mover lost")
@@ -97,53 +99,8 @@ class Directory:
         """Walk the whole state and return every invariant that does not hold, with numbers."""
         return violations(self)
 
-    # Sessions.
-
-    def _register(self, event: PoolRegistered) -> list[Action]:
-        try:
-            pool = self.registry.register(event)
-        except TreecoredError as error:
-            return [RegistrationRefused(event.token, error.code, str(error))]
-        self.story.add("registered", repr(pool))
-        return [Registered(event.token, pool.place, pool.generation)]
-
-    def _close(self, pool_id: PoolId) -> list[Action]:
-        pool = self.pools.get(pool_id)
-        if pool is None or not pool.live:
-            return []
-        self.story.add("closed", repr(pool))
-        self.registry.begin_close(pool)
-        for receipt in list(pool.leases):
-            lease = self.leases.get(receipt, pool_id)
-            self.leases.release(pool, lease, LeaseEvent.OWNER_GONE)
-        self.transfers.doom(pool)
-        flush_pages(self.tree, pool)
-        return [ReleasePool(pool_id), *self.transfers.pump()]
-
-    # Clients.
-
-    def _asked(self, event: Asked) -> list[Action]:
-        pool = self.pools.get(event.pool)
-        body = event.body
-        name = type(body).__name__
-        self.story.add(name, event.pool, event.seq)
-        try:
-            if pool is None or not pool.live:
-                raise UnknownPool(f"pool {event.pool} is not registered; register again")
-            self._count(f"asked_{name.lower()}", 1)
-            return self._handlers[type(body)](pool, event.seq, body)
-        except InternalError:
-            raise
-        except TreecoredError as error:
-            self._count(f"refused_{error.code}", 1)
-            actions: list[Action] = [Answer(event.pool, event.seq, Refused(error.code, str(error)))]
-            if isinstance(error, Diverged) and pool is not None:
-                # What it reported before can no longer be told from what is true: a miss is
-                # correct, a wrong page is not. The owner republishes.
-                flush_pages(self.tree, pool)
-            return actions
-
-    def _stats(self, pool: PoolState, seq: int, body: Stats) -> list[Action]:
+    def figures(self) -> dict[str, int]:
+        """Return the counters since the start and the present totals, by name."""
         facts = dict(sorted(self.counters.items()))
         facts["nodes"] = len(self.tree.nodes)
         facts["namespaces"] = len(self.tree.spaces)
@@ -153,8 +110,113 @@ class Directory:
         facts["backups_waiting"] = len(self.transfers.wished)
         facts["host_pages"] = self.host.pages
         facts["host_pages_leased"] = self.host.locked_pages
+        return facts
+
+    # Sessions.
+
+    def _register(self, event: PoolRegistered) -> list[Action]:
+        try:
+            pool, member = self.registry.register(event)
+        except TreecoredError as error:
+            return [RegistrationRefused(event.token, error.code, str(error))]
+        self.story.add("registered", member, repr(pool))
+        return [Registered(event.token, member, pool.generation)]
+
+    def _end_session(self, member: PoolId) -> list[Action]:
+        """A rank's session is over, and with it its whole group."""
+        pool = self.registry.members.get(member)
+        if pool is None:
+            return []
+        if pool.log is not None:
+            pool.log.leave(member)
+        return self._close(pool) if pool.live else []
+
+    def _close(self, pool: PoolState) -> list[Action]:
+        self.story.add("closed", repr(pool))
+        self.registry.begin_close(pool)
+        for receipt in list(pool.leases):
+            lease = self.leases.get(receipt, pool.place)
+            self.leases.release(pool, lease, LeaseEvent.OWNER_GONE)
+        self.transfers.doom(pool)
+        flush_pages(self.tree, pool)
+        return [
+            *(ReleasePool(member) for member in pool.members if member),
+            *self.transfers.pump(),
+        ]
+
+    # Clients.
+
+    def _asked(self, event: Asked) -> list[Action]:
+        self.story.add(type(event.body).__name__, event.pool, event.seq)
+        pool = self.registry.members.get(event.pool)
+        if pool is None or not pool.live:
+            return self._refuse(
+                event.pool,
+                event.seq,
+                UnknownPool(f"pool {event.pool} is not registered; register again"),
+            )
+        if pool.log is None:
+            return self._carry_out(pool, event.seq, event.body)
+        return self._asked_by_rank(pool, pool.log, event)
+
+    def _asked_by_rank(self, pool: PoolState, log: GroupLog, event: Asked) -> list[Action]:
+        """The first rank decides, the others are told what came of it."""
+        try:
+            turn = log.arrive(event.pool, event.seq, event.body)
+        except (Diverged, TooMany) as error:
+            # The ranks can never agree again on what their pages hold: their generation ends.
+            actions = [*self._refuse(event.pool, event.seq, error), *self._close(pool)]
+            self.registry.forget_closed()
+            return actions
+        if turn is Turn.FIRST:
+            actions = self._spread(self._carry_out(pool, event.seq, event.body))
+            if not isinstance(event.body, Restore):
+                log.settle(event.seq)  # a restore's answer may be still to come
+            return actions
+        reply = log.again(event.pool, event.seq) if turn is Turn.LATER else None
+        return [] if reply is None else [Answer(event.pool, event.seq, reply)]
+
+    def _carry_out(self, pool: PoolState, seq: int, body: Body) -> list[Action]:
+        """Have the effect of one message; answers are the pool's, whichever ranks it has."""
+        try:
+            if not pool.complete:
+                raise GroupIncomplete(
+                    f"instance {pool.instance!r} has {len(pool.members)} ranks and not all are "
+                    "registered; wait for them"
+                )
+            self._count(f"asked_{type(body).__name__.lower()}", 1)
+            return self._handlers[type(body)](pool, seq, body)
+        except InternalError:
+            raise
+        except TreecoredError as error:
+            if isinstance(error, Diverged):
+                # What it reported before can no longer be told from what is true: a miss is
+                # correct, a wrong page is not. The owner republishes.
+                self.transfers.doom_reads(pool)
+                flush_pages(self.tree, pool)
+            return self._refuse(pool.place, seq, error)
+
+    def _refuse(self, pool: PoolId, seq: int, error: TreecoredError) -> list[Action]:
+        self._count(f"refused_{error.code}", 1)
+        return [Answer(pool, seq, Refused(error.code, str(error)))]
+
+    def _spread(self, actions: list[Action]) -> list[Action]:
+        """Turn a group's answers into those of its ranks that have asked."""
+        if not self.registry.groups:
+            return actions
+        spread: list[Action] = []
+        for action in actions:
+            pool = self.pools.get(action.pool) if isinstance(action, Answer) else None
+            if pool is None or pool.log is None or not isinstance(action, Answer):
+                spread.append(action)
+                continue
+            members = pool.log.reply(action.seq, action.body)
+            spread += [Answer(member, action.seq, action.body) for member in members]
+        return spread
+
+    def _stats(self, pool: PoolState, seq: int, body: Stats) -> list[Action]:
         found = tuple(self.check()) if body.check else ()
-        return [Answer(pool.place, seq, Counters(facts, found))]
+        return [Answer(pool.place, seq, Counters(self.figures(), found))]
 
     # Small things.
 

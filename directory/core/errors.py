@@ -67,6 +67,18 @@ class Diverged(ConflictError):
     code = "diverged"
 
 
+class GroupMismatch(ConflictError):
+    """A rank that differs from the others of its instance; the message names both."""
+
+    code = "group_mismatch"
+
+
+class GroupIncomplete(ConflictError):
+    """Not every rank of the instance is registered yet; nothing was done."""
+
+    code = "group_incomplete"
+
+
 class WrongMode(ConflictError):
     """A thin client's question from a mirrored pool, or the reverse."""
 
@@ -77,12 +89,6 @@ class CapacityError(TreecoredError):
     """A limit or a memory is full."""
 
     code = "capacity"
-
-
-class PoolFull(CapacityError):
-    """Not enough evictable pages in the pool."""
-
-    code = "pool_full"
 
 
 class TooMany(CapacityError):

@@ -130,7 +130,7 @@ class Stats(Body, frozen=True, tag="stats"):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A client's numbered message."""
+    """A client's numbered message. `pool`: as in `Registered`, the rank's own number."""
 
     pool: PoolId
     seq: int
@@ -141,7 +141,8 @@ class Asked(msgspec.Struct, frozen=True):
 class PoolRegistered(msgspec.Struct, frozen=True):
     """A scheduler's session asks for its pool to be taken in.
 
-    `token` comes back in `Registered`. `page_bytes`: size of one host page of this pool.
+    `token` comes back in `Registered`. `page_bytes`: one page of this rank's memory.
+    `world_size` ranks of one instance make a group; each registers its own memory, as `rank`.
     """
 
     token: int
@@ -152,6 +153,8 @@ class PoolRegistered(msgspec.Struct, frozen=True):
     page_count: int
     page_bytes: int
     mode: Mode
+    world_size: int = 1
+    rank: int = 0
 
 
 class PoolClosed(msgspec.Struct, frozen=True):

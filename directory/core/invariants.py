@@ -25,6 +25,7 @@ def violations(directory: Directory) -> list[str]:
     found += _host(directory)
     found += _leases(directory)
     found += _transfers(directory)
+    found += _groups(directory)
     return found
 
 
@@ -223,6 +224,9 @@ def _transfers(directory: Directory) -> list[str]:
     found: list[str] = []
     copies = directory.transfers.copies
     fills = directory.tree.fills
+    parts = {op for copy in copies.values() for op in copy.open} - copies.keys()
+    if parts != directory.transfers.shards.keys():
+        found.append(f"transfers: shards {sorted(parts)} are open, others are listed")
     if {op for op, copy in copies.items() if copy.kind == "backup"} != fills.keys():
         found.append(f"transfers: fills {sorted(fills)} are not the backups in flight")
     for op, nodes in fills.items():
@@ -249,4 +253,28 @@ def _transfers(directory: Directory) -> list[str]:
         for place in node.places
         if is_pool(place) and place not in directory.pools
     ]
+    return found
+
+
+def _groups(directory: Directory) -> list[str]:
+    found: list[str] = []
+    ranks: dict[int, PoolState] = {}
+    for place, pool in directory.pools.items():
+        here = [member for member in pool.members if member]
+        ranks.update(dict.fromkeys(here, pool))
+        if place not in here or len(set(here)) != len(here):
+            found.append(f"groups: pool {place} has the ranks {pool.members}")
+        if pool.complete != (len(here) == len(pool.members)):
+            found.append(f"groups: pool {place} is complete or not, wrongly: {pool.members}")
+        if not pool.complete and (pool.nodes or pool.leases or pool.copies):
+            found.append(f"groups: pool {place} is not complete and holds something")
+        if (pool.log is None) != (len(pool.members) == 1):
+            found.append(f"groups: pool {place} of {len(pool.members)} ranks has a log or none")
+        elif pool.log is not None:
+            found += [f"groups: pool {place}: {line}" for line in pool.log.violations()]
+    registry = directory.registry
+    if ranks != registry.members:
+        found.append(f"groups: {len(ranks)} ranks of pools, {len(registry.members)} registered")
+    if registry.groups != sum(pool.log is not None for pool in directory.pools.values()):
+        found.append(f"groups: {registry.groups} groups are counted, wrongly")
     return found

@@ -12,7 +12,6 @@ MESSAGE_BYTES_MAX: Final = 16 * MIB
 """One wire message. A prompt of 1 M tokens is 4 MiB of packed ids, its pages at most as much."""
 TOKENS_BYTES_MAX: Final = 8 * MIB
 PAGES_BYTES_MAX: Final = 4 * MIB
-NESTING_DEPTH_MAX: Final = 8
 FDS_PER_FRAME_MAX: Final = 250
 
 INSTANCE_CHARS_MAX: Final = 128
@@ -24,6 +23,10 @@ NAMESPACES_MAX: Final = 65_536
 PAGE_SIZE_MAX: Final = 4_096
 POOL_PAGES_MAX: Final = 1 << 26
 POOLS_MAX: Final = 1_024
+"""Registrations at once; each rank of a group is one."""
+RANKS_PER_GROUP_MAX: Final = 64
+GENERATIONS_KEPT_MAX: Final = 65_536
+"""Instances whose last generation is remembered, those that live included."""
 BUFFERS_PER_POOL_MAX: Final = 4_096
 SEGMENTS_MAX: Final = 1 << 16
 SLOTS_PER_SEGMENT_MAX: Final = 1 << 16
@@ -37,8 +40,13 @@ BACKUP_PAGES_MAX: Final = 4_096
 
 UNACKED_MESSAGES_MAX: Final = 65_536
 KEPT_ANSWERS_MAX: Final = 65_536
+GROUP_LAG_MESSAGES_MAX: Final = 65_536
+"""Messages that some rank of a group has sent and another one has not."""
+GROUP_LAG_BYTES_MAX: Final = 256 * MIB
+"""Tokens and page lists of those messages."""
 RESENT_AT_ONCE_MAX: Final = 1_024
 STORY_LINES_MAX: Final = 64
+VIOLATIONS_REPORTED_MAX: Final = 1_000
 
 FENCE_DEADLINE_MS: Final = 5_000
 CALL_DEADLINE_MS: Final = 2_000
@@ -46,5 +54,7 @@ RESEND_AFTER_MS: Final = 200
 
 assert TOKENS_BYTES_MAX + PAGES_BYTES_MAX < MESSAGE_BYTES_MAX
 assert KEPT_ANSWERS_MAX >= UNACKED_MESSAGES_MAX
+assert GROUP_LAG_BYTES_MAX >= MESSAGE_BYTES_MAX
+assert GENERATIONS_KEPT_MAX > POOLS_MAX, "a live instance keeps its generation"
 assert RESEND_AFTER_MS < CALL_DEADLINE_MS < FENCE_DEADLINE_MS
 assert SEGMENTS_MAX * SLOTS_PER_SEGMENT_MAX <= 1 << 32, "a host slot id is 32 bits"

@@ -56,7 +56,8 @@ class NamespaceKey(msgspec.Struct, frozen=True, array_like=True):
 class Fingerprint(msgspec.Struct, frozen=True):
     """Everything that must agree before two schedulers may read one another's bytes.
 
-    Ranks of a group hold different shards, so a rank shares only with the same rank elsewhere.
+    A group leaves `tp_rank` and `pp_rank` at 0: its host page holds the shards of all ranks. Ranks
+    that register as instances of their own name them, for each holds another shard.
     """
 
     model: str

@@ -63,17 +63,26 @@ class Residency:
 
 
 class Space:
-    """One namespace's root. `page_key`: bytes of packed tokens a page."""
+    """One namespace's root. `page_key`: bytes of packed tokens a page.
 
-    __slots__ = ("fingerprint", "key", "page_bytes", "page_key", "page_size", "root")
+    `page_bytes`: one host page; it consists of as many shards as its groups have ranks.
+    """
+
+    __slots__ = ("fingerprint", "key", "page_bytes", "page_key", "page_size", "ranks", "root")
 
     def __init__(
-        self, fingerprint: bytes, key: NamespaceKey, page_size: int, page_bytes: int
+        self,
+        fingerprint: bytes,
+        key: NamespaceKey,
+        page_size: int,
+        page_bytes: int,
+        ranks: int = 1,
     ) -> None:
         self.fingerprint = fingerprint
         self.key = key
         self.page_size = page_size
         self.page_bytes = page_bytes
+        self.ranks = ranks
         self.page_key = page_size * key.unit_bytes
         self.root = Node(0, None, b"", self)
 

@@ -7,6 +7,7 @@ and span parts; `Directory` (or the mirror) creates and closes places.
 from __future__ import annotations
 
 from directory.core.eviction import EvictionOrder
+from directory.core.group import GroupLog
 from directory.core.ids import HOST, POOL_WORD, NodeId, Place, PoolId
 from directory.core.node import Node
 from directory.core.states import PoolPhase
@@ -84,18 +85,24 @@ class SpanState:
 
 
 class PoolState(PlaceState):
-    """One registration of one scheduler's pool.
+    """One registration of one scheduler's pool: of all ranks of its group.
 
-    `owned`: pages in the tree. `filling`: targets of restores that have not been answered.
+    `members`: the ranks' own numbers in rank order (0: not registered yet); `place` is the number
+    of the first one to register. `page_bytes`: one host page, all ranks' shards. `log`: what the
+    ranks have asked (None for a group of one). `owned`: pages in the tree. `filling`: targets of
+    restores that have not been answered.
     """
 
     __slots__ = (
+        "complete",
         "copies",
         "filling",
         "fingerprint",
         "generation",
         "instance",
         "leases",
+        "log",
+        "members",
         "mode",
         "owned",
         "page_bytes",
@@ -118,6 +125,7 @@ class PoolState(PlaceState):
         page_count: int,
         page_bytes: int,
         mode: str,
+        world_size: int = 1,
     ) -> None:
         super().__init__(pool)
         self.instance = instance
@@ -127,6 +135,9 @@ class PoolState(PlaceState):
         self.page_count = page_count
         self.page_bytes = page_bytes
         self.mode = mode
+        self.members: list[PoolId] = [pool] if world_size == 1 else [0] * world_size
+        self.complete = world_size == 1
+        self.log = None if world_size == 1 else GroupLog(world_size)
         self.phase = PoolPhase.LIVE
         self.word = 0
         self.spans: dict[int, SpanState] = {}
@@ -141,6 +152,16 @@ class PoolState(PlaceState):
         """Whether the owner is alive and its pages may be read."""
         return self.phase is PoolPhase.LIVE
 
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of one page at one rank."""
+        return self.page_bytes // len(self.members)
+
+    def join(self, member: PoolId, rank: int) -> None:
+        """A rank is registered under a number of its own."""
+        self.members[rank] = member
+        self.complete = 0 not in self.members
+
     def span_value(self, span: int) -> int:
         """Return the value a span was last reported with (the pool word's for slot 0)."""
         return self.word if span == POOL_WORD else self.spans[span].value
@@ -148,6 +169,7 @@ class PoolState(PlaceState):
     def __repr__(self) -> str:
         return (
             f"Pool({self.place} {self.instance!r} generation {self.generation} {self.phase}, "
+            f"{'' if self.log is None else f'ranks={self.members}, '}"
             f"pages={self.pages}/{self.page_count}, locked={self.locked_pages}, "
             f"leases={len(self.leases)}, copies={len(self.copies)})"
         )

@@ -180,7 +180,13 @@ class Requests:
         if body.receipt:
             _check_mode(pool, "thin", "Insert with a receipt")
             lease = self.leases.get(body.receipt, pool.place)
-        space = self.tree.space(pool.fingerprint, body.namespace, pool.page_size, pool.page_bytes)
+        space = self.tree.space(
+            pool.fingerprint,
+            body.namespace,
+            pool.page_size,
+            pool.page_bytes,
+            len(pool.members),
+        )
         try:
             outcome = insert_pages(
                 self.tree,
@@ -222,12 +228,14 @@ class Requests:
         if not 0 < body.pages <= pool.page_count:
             raise BadMessage(f"evict takes 1 to {pool.page_count} pages, got {body.pages}")
         given = evict_pages(self.tree, pool, body.pages)
+        self.transfers.doom_overtaken(pool)
         self._count("pool_pages_evicted", len(given.pages) // 4)
         return self._answer(pool, seq, GaveUp(given.pages, given.words, _totals(pool)))
 
     def _evicted(self, pool: PoolState, seq: int, body: Evicted) -> list[Action]:
         _check_mode(pool, "mirrored", "Evicted")
         count = apply_given_up(self.tree, pool, body.runs, body.words)
+        self.transfers.doom_overtaken(pool)
         self._count("pool_pages_evicted", count)
         return self._report(pool, seq)
 
@@ -242,6 +250,7 @@ class Requests:
             return self._answer(pool, seq, Done(_totals(pool)))
         given = flush_pages(self.tree, pool)
         pool.word = max(pool.word, body.pool_word)
+        self.transfers.doom_overtaken(pool)
         if pool.mode == "thin":
             return self._answer(pool, seq, GaveUp(given.pages, given.words, _totals(pool)))
         return self._answer(pool, seq, Done(_totals(pool)))

@@ -80,6 +80,7 @@ class PoolEvent(StrEnum):
     """What happens to a pool registration."""
 
     REGISTER = "register"
+    JOIN = "join"
     SESSION_END = "session_end"
     LAST_COPY_END = "last_copy_end"
 
@@ -119,6 +120,7 @@ LEASE: Final[Table] = {
 _P, _PE = PoolPhase, PoolEvent
 POOL: Final[Table] = {
     (_P.UNKNOWN, _PE.REGISTER): _P.LIVE,
+    (_P.LIVE, _PE.JOIN): _P.LIVE,
     (_P.LIVE, _PE.SESSION_END): _P.CLOSING,
     (_P.CLOSING, _PE.LAST_COPY_END): _P.CLOSED,
 }

@@ -11,96 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from directory.core import limits
-from directory.core.actions import (
-    Action,
-    Answer,
-    CopyKind,
-    CopyPart,
-    Fence,
-    Restored,
-    SubmitCopy,
-    Word,
-)
+from directory.core.actions import Action, Answer, CopyKind, CopyPart, Restored
+from directory.core.copies import Copy, Guard, add_part, submissions
 from directory.core.errors import BadMessage, TooMany
 from directory.core.events import CopyDone, Restore
 from directory.core.host import HostSlots
-from directory.core.ids import CURRENT, FORWARD, HOST, POOL_WORD, NodeId, OpId, Place, PoolId
+from directory.core.ids import HOST, POOL_WORD, NodeId, OpId, Place, PoolId
 from directory.core.lease import Lease
-from directory.core.node import Node, Residency
+from directory.core.node import Node
 from directory.core.place import HostState, PoolState
 from directory.core.states import TRANSFER, TransferEvent, TransferState, step
 from directory.core.tokens import unpack_pages
 from directory.core.tree import Tree
 
 
-class Copy:
-    """One copy in flight. `pools`: every pool it touches; `claim`: host path it holds;
-    `again`: a backup's second try."""
-
-    __slots__ = (
-        "again",
-        "body",
-        "claim",
-        "end",
-        "host_pages",
-        "kind",
-        "op",
-        "peer_pages",
-        "pools",
-        "seq",
-        "state",
-        "target",
-    )
-
-    def __init__(self, op: OpId, kind: CopyKind, pools: tuple[PoolId, ...]) -> None:
-        self.op = op
-        self.kind = kind
-        self.pools = pools
-        self.claim: Node | None = None
-        self.again = False
-        self.state = step(TRANSFER, TransferState.IDLE, TransferEvent.SUBMIT, f"copy {op}")
-        self.target: PoolId = 0
-        self.seq = 0
-        self.body: Restore | None = None
-        self.end: Node | None = None
-        self.host_pages = 0
-        self.peer_pages = 0
-
-    def __repr__(self) -> str:
-        return f"Copy({self.op}, {self.kind}, {self.state}, pools={self.pools})"
-
-
-class Guard:
-    """Fences and words gathered for one copy: the latest fence a timeline, each word once."""
-
-    def __init__(self) -> None:
-        self._fences: dict[tuple[PoolId, int], int] = {}
-        self._words: dict[tuple[PoolId, int], int] = {}
-
-    def written(self, pool: PoolId, values: tuple[int, int]) -> None:
-        """Wait for both timelines of a pool; a value of 0 has passed from the start."""
-        for timeline, value in zip((FORWARD, CURRENT), values, strict=True):
-            if value > self._fences.get((pool, timeline), 0):
-                self._fences[pool, timeline] = value
-
-    def source(self, pool: PoolState, residency: Residency) -> None:
-        """Read these pages of a pool only after they are written and while they are kept."""
-        self.written(pool.place, residency.written)
-        self._words[pool.place, POOL_WORD] = pool.word
-        for run in residency.runs:
-            self._words[pool.place, run.span] = pool.span_value(run.span)
-
-    def fences(self) -> tuple[Fence, ...]:
-        """Return the fences."""
-        return tuple(Fence(pool, line, value) for (pool, line), value in self._fences.items())
-
-    def words(self) -> tuple[Word, ...]:
-        """Return the words."""
-        return tuple(Word(pool, slot, value) for (pool, slot), value in self._words.items())
-
-
 class Transfers:
-    """Copies in flight by operation, and backups that wait for their turn, in order."""
+    """Copies in flight by operation, and backups that wait for their turn, in order.
+
+    `shards`: copies of groups by the numbers of their further ranks' shards."""
 
     def __init__(
         self,
@@ -116,6 +44,7 @@ class Transfers:
         self._pools = pools
         self._count = count
         self.copies: dict[OpId, Copy] = {}
+        self.shards: dict[OpId, Copy] = {}
         self.wished: dict[NodeId, PoolId] = {}
         self._backups = 0
         self._last_op: OpId = 0
@@ -170,10 +99,15 @@ class Transfers:
         self._tree.begin_fill(node, HOST, slots, copy.op, self._host.next_tick())
         self._backups += 1
         residency = node.places[source]
+        if parent.parent is not None:
+            # What is above cannot be evicted before the copy has ended, so it does not count as
+            # evictable either: a reservation knows exactly what it can have.
+            self._tree.lock(parent, HOST)
+            copy.claim = parent
         guard = Guard()
         guard.source(pool, residency)
-        part = CopyPart(source, residency.pages, HOST, slots)
-        return [SubmitCopy(copy.op, "backup", (part,), guard.fences(), guard.words())]
+        parts = (CopyPart(source, residency.pages, HOST, slots),)
+        return [*submissions(copy, parts, guard, self._pools)]
 
     def _reserve(self, node: Node) -> bytes | None:
         """Take slots for a node, evicting cold host pages if need be; all or nothing."""
@@ -249,7 +183,7 @@ class Transfers:
                     host_pages += last - first
                 else:
                     guard.source(self._pools[source], residency)
-                _add_part(
+                add_part(
                     parts,
                     source,
                     residency.pages[4 * (first - at) : 4 * (last - at)],
@@ -272,16 +206,24 @@ class Transfers:
             copy.claim = claim
         pool.restores += 1
         pool.filling.update(unpack_pages(body.pages))
-        return [SubmitCopy(copy.op, kind, tuple(parts), guard.fences(), guard.words())]
+        return [*submissions(copy, tuple(parts), guard, self._pools)]
 
     # Endings.
 
     def finish(self, event: CopyDone) -> list[Action]:
-        """Take in a finished copy; an operation of no copy in flight has no effect."""
-        copy = self.copies.pop(event.op, None)
-        if copy is None:
+        """Take in a finished copy; an operation of no copy in flight has no effect.
+
+        A group's copy has ended when all of its shards have."""
+        copy = self.copies.get(event.op) or self.shards.pop(event.op, None)
+        if copy is None or (copy.open and event.op not in copy.open):
             self._count("late_completions", 1)
             return []
+        if copy.open:
+            ended = copy.take(event)
+            if ended is None:
+                return []
+            event = ended
+        del self.copies[copy.op]
         doomed = copy.state is TransferState.DOOMED
         copy.state = step(TRANSFER, copy.state, TransferEvent.FINISH, copy)
         for place in copy.pools:
@@ -293,6 +235,15 @@ class Transfers:
         else:
             actions = self._finish_restore(copy, outcome == "ok", event)
         return actions + self.pump()
+
+    def _release_claim(self, copy: Copy) -> None:
+        if copy.claim is None:
+            return
+        freed = self._tree.unlock(copy.claim, HOST)
+        if freed:
+            self._slots.release(copy.claim.space.page_bytes, freed)
+        if copy.claim.id in self._tree.nodes:
+            self._tree.prune(copy.claim)
 
     def _finish_backup(self, copy: Copy, landed: bool, event: CopyDone) -> list[Action]:
         self._backups -= 1
@@ -312,20 +263,19 @@ class Transfers:
                 alive = [node for node in nodes if node.id in self._tree.nodes]
                 self.wish(alive, not_pool=copy.pools[0])
         self._slots.release(size, freed)
+        self._release_claim(copy)
         return []
 
     def _finish_restore(self, copy: Copy, landed: bool, event: CopyDone) -> list[Action]:
-        if copy.claim is not None:
-            size = copy.claim.space.page_bytes
-            freed = self._tree.unlock(copy.claim, HOST)
-            if freed:
-                self._slots.release(size, freed)
+        self._release_claim(copy)
         pool = self._pools[copy.target]
         pool.restores -= 1
         assert copy.body is not None
         pool.filling.difference_update(unpack_pages(copy.body.pages))
         if not pool.live:
-            return []
+            # A scheduler alone is gone with its session; of a group some ranks are still there,
+            # and only now are the target pages quiet.
+            return self._lost(copy.target, copy.seq, "its group is gone") if pool.log else []
         if landed:
             self._count("bytes_restored", event.nbytes)
             self._count("host_pages_restored", copy.host_pages)
@@ -339,14 +289,35 @@ class Transfers:
     def doom(self, pool: PoolState) -> None:
         """A pool's owner is gone: nothing that its copies bring counts."""
         for op in pool.copies:
+            self.copies[op].doom()
+
+    def doom_reads(self, pool: PoolState) -> None:
+        """A pool's reports cannot be trusted: nothing that is read from it counts."""
+        for op in pool.copies:
+            if self.copies[op].target != pool.place:
+                self.copies[op].doom()
+
+    def doom_overtaken(self, pool: PoolState) -> None:
+        """A group has given pages up: nothing counts that was to be read from them.
+
+        One rank's report decides for all, and the others bump their words later. Until they do
+        their pages may be filled anew by the group's next restore, and their words say nothing.
+        """
+        if pool.log is None:
+            return
+        for op in pool.copies:
             copy = self.copies[op]
-            copy.state = step(TRANSFER, copy.state, TransferEvent.DOOM, copy)
+            for word in copy.words:
+                if word.pool == pool.place and not _holds(pool, word.slot, word.value):
+                    copy.doom()
+                    break
 
     def lose_all(self, detail: str) -> list[Action]:
         """The mover is dead: end every copy that was in flight as failed."""
         actions: list[Action] = []
-        for op in list(self.copies):
-            actions += self.finish(CopyDone(op, "failed", detail))
+        for copy in list(self.copies.values()):
+            for op in list(copy.open) or [copy.op]:
+                actions += self.finish(CopyDone(op, "failed", detail))
         return actions
 
     # Private.
@@ -367,8 +338,11 @@ class Transfers:
         return self._source(node, not_pool=pool)
 
     def _new_copy(self, kind: CopyKind, pools: tuple[PoolId, ...]) -> Copy:
-        self._last_op += 1
-        copy = self.copies[self._last_op] = Copy(self._last_op, kind, pools)
+        ranks = len(self._pools[pools[0]].members)
+        copy = Copy(self._last_op + 1, kind, pools, ranks)
+        self._last_op += ranks
+        self.copies[copy.op] = copy
+        self.shards.update((op, copy) for op in copy.open if op != copy.op)
         for place in pools:
             self._pools[place].copies[copy.op] = None
         return copy
@@ -378,11 +352,9 @@ class Transfers:
         return [Answer(pool, seq, Restored(False, 0, 0, 0, 0, detail))]
 
 
-def _add_part(
-    parts: list[CopyPart], source: Place, pages: bytes, target: Place, targets: bytes
-) -> None:
-    if parts and parts[-1].source == source:
-        last = parts[-1]
-        parts[-1] = CopyPart(source, last.source_pages + pages, target, last.target_pages + targets)
-    else:
-        parts.append(CopyPart(source, pages, target, targets))
+def _holds(pool: PoolState, slot: int, value: int) -> bool:
+    """Whether a word is still as it was reported."""
+    if slot == POOL_WORD:
+        return pool.word == value
+    span = pool.spans.get(slot)
+    return span is not None and span.value == value

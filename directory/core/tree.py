@@ -33,7 +33,7 @@ class Tree:
     # Namespaces and look-up.
 
     def space(
-        self, fingerprint: bytes, key: NamespaceKey, page_size: int, page_bytes: int
+        self, fingerprint: bytes, key: NamespaceKey, page_size: int, page_bytes: int, ranks: int = 1
     ) -> Space:
         """Return the namespace's space, made on first use; raises `TooMany` beyond the limit."""
         space = self.spaces.get((fingerprint, key))
@@ -41,7 +41,8 @@ class Tree:
             if len(self.spaces) >= limits.NAMESPACES_MAX:
                 raise TooMany(f"{limits.NAMESPACES_MAX} namespaces are in use; flush or reuse some")
             key.check()
-            space = self.spaces[fingerprint, key] = Space(fingerprint, key, page_size, page_bytes)
+            space = Space(fingerprint, key, page_size, page_bytes, ranks)
+            self.spaces[fingerprint, key] = space
         return space
 
     def find_space(self, fingerprint: bytes, key: NamespaceKey) -> Space | None:

@@ -84,10 +84,21 @@ def load_settings(
     named = os.environ.get(CONFIG_VARIABLE)
     path = config or (Path(named) if named else None)
     given = {name: value for name, value in (flags or {}).items() if value is not None}
+    _refuse_unknown_variables()
     try:
         return _settings_class(path)(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ConfigError(_sentence(error, path, given)) from None
+
+
+def _refuse_unknown_variables() -> None:
+    """A misspelled variable is an error like a misspelled line of the file, not a default."""
+    known = {CONFIG_VARIABLE, *(f"{PREFIX}{name}".upper() for name in Settings.model_fields)}
+    for name in sorted(os.environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            raise ConfigError(
+                f"there is no setting for the variable {name}; known are {', '.join(sorted(known))}"
+            )
 
 
 def _settings_class(path: Path | None) -> type[Settings]:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from directory.core import limits
 from directory.core.actions import (
     Action,
     Answer,
@@ -37,12 +38,15 @@ from directory.daemon.config import Settings
 from directory.daemon.loop import Loop
 from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
+from directory.daemon.report import pool_report
 from directory.daemon.runtime import RuntimeDir, StartError
 from directory.daemon.server import Server
 from directory.daemon.sessions import Sessions
+from directory.protocol.messages import AdminReport
 from transfer.host_tier import HostTierMemory
 
 EPOCH_BITS: Final = 63
+LINE_CHARS_MAX: Final = 1_000
 SHUTDOWN_MS_MAX: Final = 1_000
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -139,11 +143,13 @@ class Daemon:
             case Answer():
                 body = action.body
                 if isinstance(body, Counters):
-                    body = msgspec.structs.replace(body, counters=self._all_counters(body))
+                    counters = self._all_counters(body.counters)
+                    body = msgspec.structs.replace(body, counters=counters)
                 self.server.answer(action.pool, action.seq, body)
             case SubmitCopy():
                 self.movers.submit(action)
             case ReleasePool():
+                self.sessions.on_released(action.pool)
                 self.movers.release_pool(action.pool)
             case Registered():
                 self.sessions.on_registered(action)
@@ -157,12 +163,29 @@ class Daemon:
             return
         self.tell(Asked(pool, seq, now_us(), body))
 
-    def _all_counters(self, body: Counters) -> dict[str, int]:
+    def _all_counters(self, directorys: dict[str, int]) -> dict[str, int]:
         """The directory's counters and the daemon's own, under names that cannot meet."""
         own = {f"daemon_{name}": value for name, value in sorted(self.counters.items())}
         own["daemon_sessions"] = len(self.sessions)
         own["daemon_mover_pid"] = self.movers.pid
-        return {**body.counters, **own}
+        return {**directorys, **own}
+
+    def report(self) -> AdminReport:
+        """Have the directory walk its state, and say what it found."""
+        directory = self._directory
+        try:
+            found = directory.check()
+        except Exception as error:
+            # A state so broken that it cannot be walked is a finding, not the end of the daemon.
+            log.error("the directory cannot be walked", exc_info=error)
+            found = [f"check: the state cannot be walked: {type(error).__name__}: {error}"]
+        return AdminReport(
+            self.epoch,
+            self._all_counters(directory.figures()),
+            tuple(line[:LINE_CHARS_MAX] for line in found[: limits.VIOLATIONS_REPORTED_MAX]),
+            tuple(pool_report(pool) for pool in directory.pools.values()),
+            max(0, len(found) - limits.VIOLATIONS_REPORTED_MAX),
+        )
 
     # What sessions and movers want of one another.
 
@@ -173,6 +196,10 @@ class Daemon:
     def on_imported(self, pool: PoolId, ok: bool, code: str, detail: str) -> None:
         """A pool was imported, or not."""
         self.sessions.on_imported(pool, ok, code, detail)
+
+    def on_unmapped(self, pool: PoolId) -> None:
+        """No mover touches a closed pool any more."""
+        self.sessions.on_unmapped(pool)
 
     def open_pool(self, pool: PoolId, secret: bytes) -> None:
         """Let the pool be spoken for over ZeroMQ."""

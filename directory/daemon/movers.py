@@ -79,6 +79,10 @@ class MoverHost(Protocol):
         """A pool was imported, or not."""
         ...
 
+    def on_unmapped(self, pool: PoolId) -> None:
+        """No mover touches a released pool any more."""
+        ...
+
     def on_serving(self) -> None:
         """A mover is up, with the host tier open."""
         ...
@@ -108,6 +112,7 @@ class Movers:
         self._writing = False
         self._pools: dict[PoolId, Registration] = {}
         self._importing: set[PoolId] = set()
+        self._releasing: set[PoolId] = set()
         self._copies: set[OpId] = set()
         self._waiting: list[SubmitCopy] = []  # copies that came while there was no mover
         self._tier_answers = 0
@@ -215,10 +220,13 @@ class Movers:
         )
 
     def release_pool(self, pool: PoolId) -> None:
-        """Close a pool at the mover."""
+        """Close a pool at the mover; the host hears when nothing touches it any more."""
         self._importing.discard(pool)
-        if self._pools.pop(pool, None) is not None:
-            self._tell_mover(lambda mover: mover.release_pool(pool))
+        if self._pools.pop(pool, None) is None or self._mover is None:
+            self._host.on_unmapped(pool)
+            return
+        self._releasing.add(pool)
+        self._tell_mover(lambda mover: mover.release_pool(pool))
 
     def submit(self, copy: SubmitCopy) -> None:
         """Hand a copy on, now or to the next mover."""
@@ -232,7 +240,8 @@ class Movers:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._copies or self._importing) or self.state is MoverState.STARTING
+        work = self._copies or self._importing or self._releasing
+        return bool(work) or self.state is MoverState.STARTING
 
     def _serve(self, _: int) -> None:
         mover = self._mover
@@ -272,6 +281,8 @@ class Movers:
             case Released():
                 if reply.detail:
                     log.warning("pool not wholly unmapped", pool=reply.pool, reason=reply.detail)
+                self._releasing.discard(reply.pool)
+                self._host.on_unmapped(reply.pool)
             case Rejected():
                 # It does not say which request that was: whoever waits for it would wait for ever.
                 self._lose(f"it rejected a request: {reply.code}: {reply.detail}")
@@ -327,8 +338,11 @@ class Movers:
             mover.close()
         self._importing.clear()
         self._copies.clear()
+        released, self._releasing = sorted(self._releasing), set()
         if mover is not None or event is MoverEvent.CLOSE:
             self.state = step(MOVER, self.state, event, self)
+        for pool in released:
+            self._host.on_unmapped(pool)
 
     def _tell_mover(self, say: Say) -> None:
         mover = self._mover

@@ -75,6 +75,8 @@ class Registration:
             self.layout.page_count,
             self.layout.page_bytes,
             self.message.mode,
+            self.message.world_size,
+            self.message.rank,
         )
 
     def close(self) -> None:

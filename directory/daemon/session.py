@@ -11,6 +11,7 @@ from directory.core.events import Event
 from directory.core.ids import PoolId
 from directory.core.states import Table, step
 from directory.daemon.registration import Registration
+from directory.protocol.messages import AdminReport
 from transfer.ipc.channel import FdChannel, PeerCredentials
 
 
@@ -61,6 +62,10 @@ class Host(Protocol):
         """Hand an event to the directory and do what it answers."""
         ...
 
+    def report(self) -> AdminReport:
+        """Have the directory walk its state, and say what it found."""
+        ...
+
     def import_pool(self, pool: PoolId, registration: Registration) -> None:
         """Have the mover import the pool; `Sessions.on_imported` is called with the outcome."""
         ...
@@ -86,6 +91,7 @@ class Session:
         self.registration: Registration | None = None
         self.pool: PoolId = 0
         self.generation = 0
+        self.imported = False
 
     def step(self, event: SessionEvent) -> None:
         """Go to the next state."""

@@ -25,6 +25,7 @@ from directory.core.errors import (
     ProtocolError,
     TooMany,
     TreecoredError,
+    UnknownPool,
 )
 from directory.core.events import PoolClosed
 from directory.core.ids import PoolId
@@ -34,6 +35,7 @@ from directory.daemon.registration import Registration
 from directory.daemon.session import Host, Session, SessionEvent, SessionState
 from directory.protocol.codec import decode_session_request, encode
 from directory.protocol.messages import (
+    AdminCheck,
     Hello,
     Register,
     Registered,
@@ -68,6 +70,9 @@ class Sessions:
         self._spare_fd = -1  # given up for a moment to turn a connection away when none is left
         self._sessions: dict[int, Session] = {}
         self._by_pool: dict[PoolId, Session] = {}
+        self._instances: dict[PoolId, str] = {}
+        self._mapped_still: dict[PoolId, str] = {}
+        """Instances of pools that are closed, and that a mover may still write into."""
         self._last_token = 0
 
     def __len__(self) -> int:
@@ -98,6 +103,7 @@ class Sessions:
         session.pool, session.generation = action.pool, action.generation
         session.step(SessionEvent.TAKEN_IN)
         self._by_pool[action.pool] = session
+        self._instances[action.pool] = session.registration.message.instance
         self._host.import_pool(action.pool, session.registration)
 
     def on_registration_refused(self, action: actions.RegistrationRefused) -> None:
@@ -105,6 +111,28 @@ class Sessions:
         session = self._sessions.get(action.token)
         if session is not None:
             self._refuse(session, action.code, action.message)
+
+    def on_released(self, pool: PoolId) -> None:
+        """The directory has let a pool go; `on_unmapped` follows.
+
+        Where it went with its group, the session ends by itself when it is told that the pool is
+        unknown; but one that still waits to be imported would wait for ever.
+        """
+        instance = self._instances.pop(pool, None)
+        if instance is not None:
+            self._mapped_still[pool] = instance
+        session = self._by_pool.get(pool)
+        if session is not None and session.state is SessionState.IMPORTING:
+            self._refuse(session, UnknownPool.code, "its group has ended; register all ranks again")
+
+    def on_unmapped(self, pool: PoolId) -> None:
+        """No mover touches a closed pool any more."""
+        instance = self._mapped_still.pop(pool, None)
+        if instance is None:
+            return
+        for session in list(self._by_pool.values()):
+            if self._instances.get(session.pool) == instance:
+                self._announce(session)
 
     def on_imported(self, pool: PoolId, ok: bool, code: str, detail: str) -> None:
         """A mover has imported the pool, for the first time or again, or could not."""
@@ -114,7 +142,21 @@ class Sessions:
         if not ok:
             self._refuse(session, code or "import_failed", detail)
             return
-        if session.state is SessionState.LIVE:
+        session.imported = True
+        self._announce(session)
+
+    def _announce(self, session: Session) -> None:
+        """Tell a scheduler that its pool is registered, once that is true.
+
+        Not before the mover has let go of what the same instance registered before: it may be the
+        same memory, and a copy of the earlier generation would still write into pages that the
+        scheduler takes for free.
+        """
+        pool = session.pool
+        if session.state is not SessionState.IMPORTING or not session.imported:
+            return
+        if self._instances.get(pool) in self._mapped_still.values():
+            log.info("registration waits for an earlier generation's copies", pool=pool)
             return
         session.step(SessionEvent.IMPORTED)
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -126,9 +168,11 @@ class Sessions:
     # Ends.
 
     def close_all(self, reason: str) -> None:
-        """End every session."""
+        """End every session; before another one is served, no mover knows their pools."""
         for session in list(self._sessions.values()):
             self._end(session, reason)
+        self._instances.clear()
+        self._mapped_still.clear()
 
     def close(self) -> None:
         """End every session and the listener. Repeatable."""
@@ -224,6 +268,8 @@ class Sessions:
         try:
             if isinstance(request, Hello):
                 self._hello(session, request, fds)
+            elif isinstance(request, AdminCheck):
+                self._admin_check(session, fds)
             else:
                 registration = self._registration(session, request, fds)
                 kept = True
@@ -244,6 +290,18 @@ class Sessions:
         software = hello.software[:TEXT_CHARS_MAX]
         log.info("session opened", pid=session.peer.pid, version=version, software=software)
         self._send(session, Welcome(version, self._host.epoch))
+
+    def _admin_check(self, session: Session, fds: Sequence[int]) -> None:
+        """Report the daemon's state; whoever is let in to this socket is the daemon's own user."""
+        if session.state is SessionState.CONNECTED:
+            raise BadMessage("say Hello before AdminCheck")
+        if fds:
+            raise BadMessage("AdminCheck comes without descriptors")
+        self._counters["admin_checks"] += 1
+        report = self._host.report()
+        for violation in report.violations:
+            log.error("an invariant does not hold", violation=violation)
+        self._send(session, report)
 
     def _registration(
         self, session: Session, request: Register, fds: Sequence[int]

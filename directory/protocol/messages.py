@@ -58,7 +58,8 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     tuple of transfer.ipc.memory.MemoryHandle, one an allocation.
 
     File descriptors of the frame, in order: one memfd an allocation of the layout, the timelines,
-    the span words; all sealed against shrinking.
+    the span words; all sealed against shrinking. Each rank of an instance registers on a session
+    of its own, with the fingerprint of the group and the memory of the rank.
     """
 
     instance: str
@@ -66,6 +67,12 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     mode: Mode
     layout: bytes
     handles: bytes
+    world_size: int = 1
+    rank: int = 0
+
+
+class AdminCheck(msgspec.Struct, frozen=True, tag="admin_check"):
+    """After Hello: ask for the state of the daemon, without registering anything. Repeatable."""
 
 
 class Registered(msgspec.Struct, frozen=True, tag="registered"):
@@ -77,6 +84,34 @@ class Registered(msgspec.Struct, frozen=True, tag="registered"):
     endpoint: str
 
 
+class PoolReport(msgspec.Struct, frozen=True):
+    """One registration in an `AdminReport`. `ranks`: registered ones; pages are of the tree."""
+
+    pool: PoolId
+    instance: str
+    generation: int
+    mode: str
+    phase: str
+    ranks: int
+    world_size: int
+    page_count: int
+    pages: int
+    protected_pages: int
+    leases: int
+    copies: int
+
+
+class AdminReport(msgspec.Struct, frozen=True, tag="admin_report"):
+    """Answer to AdminCheck: the daemon has walked its state. `violations_left_out`: how many more
+    there are than are listed."""
+
+    epoch: int
+    counters: dict[str, int]
+    violations: tuple[str, ...]
+    pools: tuple[PoolReport, ...]
+    violations_left_out: int = 0
+
+
 class SessionRefused(msgspec.Struct, frozen=True, tag="error"):
     """A typed error; the daemon closes the session after it."""
 
@@ -84,8 +119,8 @@ class SessionRefused(msgspec.Struct, frozen=True, tag="error"):
     message: str
 
 
-SessionRequest = Hello | Register
-SessionReply = Welcome | Registered | SessionRefused
+SessionRequest = Hello | Register | AdminCheck
+SessionReply = Welcome | Registered | AdminReport | SessionRefused
 
 
 # ZeroMQ: one frame of array-like msgpack a message.

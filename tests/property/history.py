@@ -16,7 +16,8 @@ from directory.core.ids import HOST
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from directory.core.tokens import pack_pages, unpack_pages
-from tests.unit.directory.core.world import Content, Scheduler, World
+from tests.unit.directory.core.copying import Content
+from tests.unit.directory.core.world import Scheduler, World
 
 KEYS = (NamespaceKey(), NamespaceKey(), NamespaceKey(cache_salt=""), NamespaceKey(bigram=True))
 POOL_PAGES = 16

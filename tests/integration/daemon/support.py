@@ -139,7 +139,9 @@ class Pool:
         """Descriptors as `Register` wants them."""
         return [*(a.fd for a in self.allocations), self.timelines.fd, self.words.fd]
 
-    def register(self, instance: str, mode: Mode = "mirrored") -> Register:
+    def register(
+        self, instance: str, mode: Mode = "mirrored", world_size: int = 1, rank: int = 0
+    ) -> Register:
         """The message that hands it over."""
         handles = tuple(MemoryHandle("memfd", a.nbytes) for a in self.allocations)
         return Register(
@@ -148,6 +150,8 @@ class Pool:
             mode,
             encode(self.layout),
             msgspec.msgpack.encode(handles),
+            world_size,
+            rank,
         )
 
     def chunks(self, page: int) -> list[memoryview]:
@@ -222,7 +226,13 @@ class RawClient:
     """A registered pool with its ZeroMQ connection. Nothing is sent that a test does not send."""
 
     def __init__(
-        self, runtime_dir: Path, instance: str, mode: Mode = "mirrored", page_count: int = 64
+        self,
+        runtime_dir: Path,
+        instance: str,
+        mode: Mode = "mirrored",
+        page_count: int = 64,
+        world_size: int = 1,
+        rank: int = 0,
     ) -> None:
         self.pool_memory = Pool(page_count)
         self.session = SessionClient(runtime_dir)
@@ -231,7 +241,7 @@ class RawClient:
         self.epoch = welcome.epoch
         self.instance = instance
         registered = self.session.call(
-            self.pool_memory.register(instance, mode), self.pool_memory.fds
+            self.pool_memory.register(instance, mode, world_size, rank), self.pool_memory.fds
         )
         assert isinstance(registered, Registered), registered
         self.registered = registered

@@ -96,7 +96,7 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_last_words() -> None:
 
 def test_a_daemon_that_ends_during_the_run_ends_the_run() -> None:
     with (
-        pytest.raises(DriverError, match=r"the daemon ended\n  out of luck"),
+        pytest.raises(DriverError, match=r"the daemon ended unexpectedly \(.+\)\n  out of luck"),
         Driver(plan("mute", daemon="dying")) as driver,
     ):
         driver.run(jobs(1), concurrency=1)

@@ -49,11 +49,12 @@ def test_random_depends_on_the_seed_alone() -> None:
     [
         # Scheduler 0 sees the paths 0 1 2 and 0 1 3 (4 pages), scheduler 1 sees 0 1 2 and 4 (4);
         # 5 pages differ in all, and each pool has room for one request and a page besides.
-        ({}, Sizes((8, 8), 5, 16, 5)),
-        ({"private": True}, Sizes((8, 8), 8, 16, 8)),
-        ({"concurrency": 2}, Sizes((12, 12), 5, 24, 5)),
-        ({"pool_pages": 3, "host_pages": 2}, Sizes((3, 3), 2, 6, 2)),
-        ({"pool_pages": 1000, "host_pages": 1000}, Sizes((1000, 1000), 1000, 16, 5)),
+        ({}, Sizes((8, 8), 5)),
+        ({"private": True}, Sizes((8, 8), 8)),
+        ({"concurrency": 2}, Sizes((12, 12), 5)),
+        ({"pool_pages": 3, "host_pages": 2}, Sizes((3, 3), 2)),
+        # What could never be touched is not made.
+        ({"pool_pages": 1000, "host_pages": 1000}, Sizes((8, 8), 5)),
     ],
 )
 def test_there_is_room_for_everything_unless_told_otherwise(
@@ -102,6 +103,15 @@ def test_a_machine_without_the_memory_is_told_what_would_be_touched(
     assert result.exit_code == 2
     assert "of pools" in result.stderr
     assert "of host tier), and 100.0 MiB are available: lower --bytes-per-token" in result.stderr
+
+
+def test_the_records_of_small_pages_count_as_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = write_trace(tmp_path / "trace", 512 * 1000)
+    monkeypatch.setattr(runs, "available_bytes", lambda: 300 << 20)
+    result = CliRunner().invoke(replay, [str(trace), "--page-size", "1", "--bytes-per-token", "1"])
+    assert result.exit_code == 2  # pages and tokens alone are 8 MiB
 
 
 def test_help_defines_the_ratios() -> None:

@@ -173,3 +173,46 @@ def test_a_flushed_host_holds_nothing_even_where_a_backup_was_under_way() -> Non
     world.finish_all()
     assert world.directory.host.nodes == {}
     assert HOST not in next(iter(world.directory.tree.nodes.values())).places
+
+
+def test_nothing_counts_that_is_read_from_a_pool_whose_reports_diverge() -> None:
+    world = World()
+    a, b, c = Scheduler(world, "a", "mirrored"), Scheduler(world, "b"), Scheduler(world, "c")
+    c.publish([8, 9])
+    world.finish_all()
+    a.publish([1, 2])
+    got = b.match([1, 2])
+    lost = b.restore([1, 2], got)
+    into = a.restore([8, 9], a.match([8, 9]))
+    backup, peer, other = world.copies
+    refused = a.ask(Evicted(((31, 0, 1),), ()))
+    assert isinstance(refused, Refused)
+    assert refused.code == "diverged"
+    for op in (backup, peer, other):
+        assert world.finish(op) is not None
+    assert world.directory.host.pages == 2, "8, 9 alone"
+    answer = world.answers[b.pool, lost]
+    assert isinstance(answer, Restored)
+    assert not answer.landed
+    landed = world.answers[a.pool, into]
+    assert isinstance(landed, Restored)
+    assert landed.landed, "what is written into its free pages is nobody's report"
+
+
+def test_a_backup_that_finds_no_room_evicts_nothing_in_vain() -> None:
+    world = World(host_pages=4, segment_pages=4)
+    a = Scheduler(world, "a")
+    a.publish([1])
+    a.publish([5])
+    world.finish_all()
+    a.publish([1, 2])
+    assert len(world.copies) == 1, "2 is filling, so 1 above it cannot go"
+    a.publish([7, 8, 9])
+    assert len(world.copies) == 1
+    assert world.directory.counters["backups_refused"] == 3
+    assert "host_pages_evicted" not in world.directory.counters
+    world.finish_all()
+    a.publish([7, 8, 9, 6])
+    world.finish_all()
+    assert world.directory.host.pages == 4
+    assert world.directory.counters["host_pages_evicted"] == 3

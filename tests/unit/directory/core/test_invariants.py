@@ -8,12 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from directory.core.directory import Directory
+from directory.core.events import Insert, Stats
+from directory.core.group import GroupLog
 from directory.core.ids import HOST
 from directory.core.node import Node, Run
 from directory.core.place import SpanState
 from directory.core.states import ResidencyState
 from directory.core.tokens import pack_pages
-from tests.unit.directory.core.world import Scheduler, World
+from tests.unit.directory.core.world import KEY, Scheduler, World
 
 POOL = 1
 Break = Callable[[Directory, Node, Node], object]
@@ -102,6 +104,44 @@ def _fill_op(d: Directory, parent: Node, leaf: Node) -> None:
     d.tree.fills[op] = [leaf]
 
 
+def _group_unlisted(d: Directory, parent: Node, leaf: Node) -> None:
+    d.registry.members.pop(2)
+
+
+def _group_rank_lost(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[POOL].members[0] = 0
+
+
+def _group_incomplete(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[POOL].complete = False
+
+
+def _log_odd(d: Directory, parent: Node, leaf: Node) -> None:
+    d.pools[POOL].log = GroupLog(2)
+
+
+def _log_kept(d: Directory, parent: Node, leaf: Node) -> None:
+    log = d.pools[POOL].log = GroupLog(1)
+    d.pools[POOL].members.append(9)
+    log.arrive(1, 1, Insert("r", 0, KEY, b"1234", b"1234", 1, 1, (0, 0)))
+    entry = log._entries[1]
+    entry.asked[2] = None
+    entry.waiting[3] = None
+    log._nbytes = 5
+    entry.silent = True
+
+
+def _log_done(d: Directory, parent: Node, leaf: Node) -> None:
+    log = d.pools[POOL].log = GroupLog(1)
+    d.pools[POOL].members.append(9)
+    log.arrive(1, 1, Stats())
+    log._entries[1].waiting.clear()
+
+
+def _shard_unlisted(d: Directory, parent: Node, leaf: Node) -> None:
+    d.transfers.shards[99] = next(iter(d.transfers.copies.values()))
+
+
 def _claim_nowhere(d: Directory, parent: Node, leaf: Node) -> None:
     (lease,) = d.leases
     (filling,) = next(iter(d.tree.fills.values()))
@@ -138,6 +178,17 @@ CASES: list[tuple[Break, str]] = [
     (_fill_op, "is not filling by copy"),
     (lambda d, p, n: d.pools[POOL].copies.update({77: None}), "lists copies"),
     (lambda d, p, n: d.registry.begin_close(d.pools[POOL]), "closing pool 1 still holds"),
+    (_group_unlisted, "ranks of pools, 1 registered"),
+    (_group_rank_lost, "has the ranks [0]"),
+    (_group_incomplete, "complete or not, wrongly"),
+    (_group_incomplete, "is not complete and holds something"),
+    (_log_odd, "of 1 ranks has a log or none"),
+    (_log_kept, "counts 5 bytes, wrongly"),
+    (_log_kept, "ranks that have not asked"),
+    (_log_kept, "wait for it"),
+    (_log_done, "done with and kept"),
+    (_log_odd, "0 groups are counted, wrongly"),
+    (_shard_unlisted, "are open, others are listed"),
     (_pool_gone, "is at pool 1, which is gone"),
     (lambda d, p, n: d.pools[POOL].filling.add(3), "filling"),
 ]

@@ -90,3 +90,35 @@ def test_closing_twice_or_an_unknown_pool_is_harmless() -> None:
     world.close(a.pool)
     assert world.send(PoolClosed(a.pool, 0)) == []
     assert world.send(PoolClosed(77, 0)) == []
+
+
+def test_what_a_fingerprint_means_is_forgotten_with_its_last_pool_and_pages() -> None:
+    world = World()
+    a = Scheduler(world, "a")
+    a.publish([1, 2])
+    world.finish_all()
+    world.close(a.pool)
+    assert not world.directory.pools
+    held = world.register("b", page_size=2)
+    assert isinstance(held, RegistrationRefused), "the host still holds pages of that shape"
+    world.directory.transfers.evict_host(PAGE_BYTES, 2)
+    assert isinstance(world.register("b", page_size=2), Registered)
+
+
+def test_generations_of_instances_that_ended_long_ago_are_forgotten_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "GENERATIONS_KEPT_MAX", 3)
+    world = World()
+
+    def live_and_die(name: str) -> int:
+        scheduler = Scheduler(world, name)
+        world.close(scheduler.pool)
+        return scheduler.generation
+
+    lasting = Scheduler(world, "lasting")
+    assert [live_and_die(name) for name in ("a", "b", "a", "c", "a")] == [1, 1, 2, 1, 3]
+    assert live_and_die("b") == 1, "b was the one that had ended longest ago"
+    assert live_and_die("a") == 4
+    world.close(lasting.pool)
+    assert live_and_die("lasting") == 2, "what lives is not forgotten"

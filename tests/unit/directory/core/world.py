@@ -41,16 +41,15 @@ from directory.core.events import (
     Restore,
     Unlock,
 )
-from directory.core.ids import HOST, POOL_WORD, Place
+from directory.core.ids import HOST, POOL_WORD
 from directory.core.namespace import NamespaceKey
+from directory.core.place import PoolState
 from directory.core.pool import evict_pages, insert_pages
 from directory.core.tokens import pack_pages, pack_tokens, unpack_pages
+from tests.unit.directory.core.copying import Memory, move
 from tests.unit.directory.core.mirror import PAGE_BYTES, Mirror
 
 KEY = NamespaceKey()
-
-Content = tuple[NamespaceKey, bytes]
-"""What a page holds: the tokens from the root up to and including it, in their namespace."""
 
 
 class World:
@@ -66,8 +65,10 @@ class World:
         self.copies: dict[int, SubmitCopy] = {}
         self.carried: dict[int, Outcome] = {}
         self.answers: dict[tuple[int, int], AnyReply] = {}
-        self.memory: dict[Place, dict[int, Content]] = {HOST: {}}
+        self.memory: Memory = {HOST: {}}
         self.words: dict[int, dict[int, int]] = {}
+        self.timelines: dict[int, int] = {}
+        """How far a rank has come; who is not listed has passed every fence."""
         self.log: list[bytes] = []
 
     def send(self, event: Event) -> list[Action]:
@@ -77,7 +78,8 @@ class World:
         for action in actions:
             if isinstance(action, SubmitCopy):
                 assert action.op not in self.copies
-                for word in action.words:
+                for word in () if action.slot_bytes else action.words:
+                    # Of a group the ranks that lag have not bumped yet: fences wait for that.
                     assert self.words[word.pool].get(word.slot, 0) == word.value, "void from birth"
                 self.copies[action.op] = action
             elif isinstance(action, Answer):
@@ -97,9 +99,13 @@ class World:
         page_size: int = 1,
         fingerprint: bytes = b"f",
         page_bytes: int = PAGE_BYTES,
+        world_size: int = 1,
+        rank: int = 0,
     ) -> Registered | RegistrationRefused:
         """Register a pool and return what the directory said."""
-        event = PoolRegistered(1, 0, name, fingerprint, page_size, pages, page_bytes, mode)
+        event = PoolRegistered(
+            1, 0, name, fingerprint, page_size, pages, page_bytes, mode, world_size, rank
+        )
         (action,) = self.send(event)
         assert isinstance(action, Registered | RegistrationRefused)
         if isinstance(action, Registered):
@@ -107,28 +113,24 @@ class World:
             self.words[action.pool] = {}
         return action
 
+    def ready(self, op: int) -> bool:
+        """Whether a copy's fences have passed."""
+        fences = self.copies[op].fences
+        return all(fence.value <= self.timelines.get(fence.pool, fence.value) for fence in fences)
+
     def carry_out(self, op: int, outcome: Outcome = "ok") -> Outcome:
         """Be the mover: copy the bytes and validate the words now; the report comes later."""
         copy = self.copies[op]
         if op in self.carried:
             return self.carried[op]
+        assert self.ready(op)
         current = all(
             word.pool in self.words and self.words[word.pool].get(word.slot, 0) == word.value
             for word in copy.words
         )
         if outcome == "ok" and not current:
             outcome = "void"
-        for part in copy.parts:
-            target = self.memory.get(part.target)
-            if target is None:
-                continue
-            pairs = zip(
-                unpack_pages(part.source_pages), unpack_pages(part.target_pages), strict=True
-            )
-            for source_page, target_page in pairs:
-                target.pop(target_page, None)
-                if outcome == "ok":
-                    target[target_page] = self.memory[part.source][source_page]
+        move(copy, self.memory, copied=outcome == "ok")
         self.carried[op] = outcome
         return outcome
 
@@ -137,7 +139,9 @@ class World:
         outcome = self.carry_out(op, outcome)
         copy = self.copies.pop(op)
         nbytes = sum(len(part.source_pages) // 4 for part in copy.parts) * PAGE_BYTES
-        return self.send(CopyDone(op, outcome, "" if outcome == "ok" else "told so", nbytes, 1))
+        detail = "" if outcome == "ok" else "told so"
+        self.last_done = CopyDone(op, outcome, detail, nbytes, 1)
+        return self.send(self.last_done)
 
     def finish_all(self) -> None:
         """Let every copy land, and those that follow from it."""
@@ -163,13 +167,25 @@ class Scheduler:
         pages: int = 32,
         page_size: int = 1,
         fingerprint: bytes = b"f",
+        world_size: int = 1,
+        rank: int = 0,
     ) -> None:
         self.world = world
         self.name = name
+        self.tag = b"" if world_size == 1 else b"rank %d of " % rank
+        self.written, self.quiet = (1, 2), (3, 4)
         self.mode = mode
         self.page_size = page_size
         self.page_count = pages
-        said = world.register(name, mode, pages=pages, page_size=page_size, fingerprint=fingerprint)
+        said = world.register(
+            name,
+            mode,
+            pages=pages,
+            page_size=page_size,
+            fingerprint=fingerprint,
+            world_size=world_size,
+            rank=rank,
+        )
         assert isinstance(said, Registered), said
         self.pool = said.pool
         self.generation = said.generation
@@ -232,7 +248,7 @@ class Scheduler:
         step = self.page_size * key.unit_bytes
         memory = self.world.memory[self.pool]
         for at, page in enumerate(pages, start=len(held) // 4):
-            memory[page] = (key, packed[: (at + 1) * step])
+            memory[page] = (key, self.tag + packed[: (at + 1) * step])
         return self.insert(packed, held + pack_pages(pages), key=key, receipt=receipt)
 
     def insert(
@@ -242,12 +258,11 @@ class Scheduler:
         *,
         key: NamespaceKey = KEY,
         receipt: int = 0,
-        written: tuple[int, int] = (1, 2),
     ) -> tuple[list[int], list[int]]:
         """Insert; frees the duplicates; (canonical, duplicates)."""
         span = self.free_span()
         words = self.world.words[self.pool]
-        body = Insert("r", 1, key, packed, pages, span, words.get(span, 0), written, receipt)
+        body = Insert("r", 1, key, packed, pages, span, words.get(span, 0), self.written, receipt)
         if self.mirror is None:
             answer = self.ask(body)
             assert isinstance(answer, Inserted), answer
@@ -256,7 +271,7 @@ class Scheduler:
             mirror = self.mirror
             space = mirror.tree.space(b"", key, self.page_size, PAGE_BYTES)
             outcome = insert_pages(
-                mirror.tree, mirror.pool, space, packed, pages, span, body.span_value, written
+                mirror.tree, mirror.pool, space, packed, pages, span, body.span_value, self.written
             )
             if not space.root.children:
                 mirror.tree.prune(space.root)
@@ -321,7 +336,7 @@ class Scheduler:
         if targets is None:
             return 0
         packed = self.pack(tokens, key)
-        body = Restore("r", 1, matched.receipt, matched.own_pages, pack_pages(targets), (3, 4))
+        body = Restore("r", 1, matched.receipt, matched.own_pages, pack_pages(targets), self.quiet)
         self.filling[self.seq + 1] = (key, packed, matched.own_pages, targets)
         refused = self.ask(body)
         assert refused is None or isinstance(refused, Restored), refused
@@ -337,7 +352,8 @@ class Scheduler:
         step = self.page_size * key.unit_bytes
         if answer.landed:
             for at, page in enumerate(targets, start=start):
-                assert self.world.memory[self.pool][page] == (key, packed[: (at + 1) * step])
+                content = (key, self.tag + packed[: (at + 1) * step])
+                assert self.world.memory[self.pool][page] == content
             whole = packed[: (start + len(targets)) * step]
             held = self._own_packed(whole, key)
             if len(held) == 4 * start:
@@ -348,17 +364,21 @@ class Scheduler:
 
     def totals(self) -> tuple[int, int]:
         """Evictable and protected pages of the own pool."""
-        pool = self.mirror.pool if self.mirror else self.world.directory.pools[self.pool]
+        pool = self.mirror.pool if self.mirror else self.state
         return pool.evictable_pages, pool.locked_pages
+
+    @property
+    def state(self) -> PoolState:
+        """The directory's state of the pool."""
+        return self.world.directory.registry.members[self.pool]
 
     def check(self) -> None:
         """Free, tree-owned and in-flight pages are all pages, each once."""
-        owned = self.world.directory.pools[self.pool].owned
+        owned = self.state.owned
         if self.mirror is not None:
             assert self.mirror.pool.owned == owned
         targets = [page for _, _, _, pages in self.filling.values() for page in pages]
-        everything = sorted([*self.free, *owned, *targets])
-        assert everything == list(range(self.page_count)), everything
+        assert sorted([*self.free, *owned, *targets]) == list(range(self.page_count))
 
     def free_span(self) -> int:
         """A span number that guards no live page."""

@@ -85,6 +85,14 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings()
 
 
+def test_a_misspelled_variable_is_refused_and_not_a_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TREECORED_HOST_TEIR", "64GiB")
+    with pytest.raises(ConfigError, match=r"TREECORED_HOST_TEIR.*TREECORED_HOST_TIER"):
+        load_settings()
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read") as caught:

@@ -19,7 +19,7 @@ from directory.protocol.messages import Register
 from transfer import messages
 from transfer.ipc.channel import ChannelClosed
 from transfer.layout import mha_layer_first
-from transfer.messages import Imported, Pong, Ready, Rejected, Reply, TierOpened
+from transfer.messages import Imported, Pong, Ready, Rejected, Released, Reply, TierOpened
 
 SILENCE_MS = 5_000
 LAYOUT = mha_layer_first(layers=1, page_size=4, page_count=8, heads=1, head_dim=8, itemsize=1)
@@ -111,6 +111,8 @@ class Rig:
         self.loop = Loop()
         self.events: list[Event] = []
         self.imported: list[tuple[int, bool, str, str]] = []
+        self.unmapped: list[int] = []
+        self.on_unmapped = self.unmapped.append
         self.serving = 0
         self.now = 1
         self.counters: Counter[str] = Counter()
@@ -220,10 +222,8 @@ def test_death_is_told_once_and_what_was_finished_before_still_counts(rig: Rig) 
     dying.says.append(CopyDone(5, "ok"))
     rig.die()
     assert rig.events[0] == CopyDone(5, "ok")
-    assert isinstance(rig.events[1], MoverLost)
-    assert len(rig.events) == 2
-    assert dying.closed
-    assert rig.counters["movers_lost"] == 1
+    assert [type(event) for event in rig.events] == [CopyDone, MoverLost]
+    assert (dying.closed, rig.counters["movers_lost"]) == (True, 1)
 
 
 def test_the_directory_hears_of_the_death_only_when_the_process_is_reaped(
@@ -383,3 +383,18 @@ def test_every_reply_of_a_mover_is_understood(rig: Rig) -> None:
 
 def test_the_state_table_has_a_way_out_of_every_state_but_the_last() -> None:
     assert {state for state, _ in MOVER} == set(MoverState) - {MoverState.ENDED}
+
+
+def test_a_released_pool_is_unmapped_when_the_mover_says_so_or_is_dead(rig: Rig) -> None:
+    rig.start_serving()
+    for pool in (1, 2, 3):
+        rig.movers.import_pool(pool, REGISTRATION)
+    rig.movers.release_pool(1)
+    rig.movers.release_pool(2)
+    rig.mover.say(Imported(3, True), Released(1))
+    rig.loop.turn(0)
+    assert rig.unmapped == [1]
+    assert rig.movers.due_us() is not None, "a mover that does not answer is found out"
+    rig.die()
+    rig.movers.release_pool(3)
+    assert rig.unmapped == [1, 2, 3], "without a mover nothing touches them"

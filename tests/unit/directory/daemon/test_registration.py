@@ -31,6 +31,7 @@ def test_a_good_message_becomes_an_event_with_the_pools_sizes() -> None:
     assert (event.token, event.now_us, event.instance) == (7, 1234, "a")
     assert (event.page_size, event.page_count) == (4, 8)
     assert event.page_bytes == LAYOUT.page_bytes
+    assert (event.world_size, event.rank) == (1, 0)
     fds = list(registration.fds)
     registration.close()
     registration.close()
@@ -74,3 +75,10 @@ def test_a_bad_message_is_a_typed_error_and_the_descriptors_stay_the_callers(
 def test_a_pool_without_its_tables_is_refused() -> None:
     with pytest.raises(BadMessage, match="timelines"):
         Registration.read(message(), [])
+
+
+def test_a_rank_is_handed_on_and_its_range_is_the_directorys_to_check() -> None:
+    registration = Registration.read(message(world_size=4, rank=9), os.pipe())
+    event = registration.event(1, 0)
+    assert (event.world_size, event.rank) == (4, 9)
+    registration.close()

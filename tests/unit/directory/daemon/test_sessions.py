@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from directory.core import actions
@@ -14,7 +15,16 @@ from directory.daemon.loop import Loop
 from directory.daemon.registration import Registration
 from directory.daemon.sessions import Sessions
 from directory.protocol.codec import decode_session_reply, encode
-from directory.protocol.messages import Hello, Register, Registered, SessionRefused, SessionReply
+from directory.protocol.messages import (
+    AdminCheck,
+    AdminReport,
+    Hello,
+    Register,
+    Registered,
+    SessionRefused,
+    SessionReply,
+    SessionRequest,
+)
 from transfer.ipc.channel import ChannelClosed, FdChannel
 from transfer.layout import mha_layer_first
 
@@ -39,6 +49,9 @@ class Rig:
     def tell(self, event: Event) -> None:
         self.events.append(event)
 
+    def report(self) -> AdminReport:
+        return AdminReport(self.epoch, {"nodes": 1}, ("tree: broken",), ())
+
     def import_pool(self, pool: PoolId, registration: Registration) -> None:
         assert len(registration.fds) == 2
         self.imports.append(pool)
@@ -55,7 +68,7 @@ class Rig:
         self.loop.turn(1)
         return channel
 
-    def say(self, channel: FdChannel, message: Hello | Register, fds: tuple[int, ...] = ()) -> None:
+    def say(self, channel: FdChannel, message: SessionRequest, fds: tuple[int, ...] = ()) -> None:
         channel.send(encode(message), fds)
         self.loop.turn(1)
 
@@ -167,3 +180,96 @@ def test_what_follows_a_broken_message_is_not_read(rig: Rig) -> None:
     with pytest.raises(ChannelClosed):
         channel.wait_frame(10)
     channel.close()
+
+
+def test_a_check_is_answered_as_often_as_asked_and_registers_nothing(rig: Rig) -> None:
+    channel = rig.connect()
+    rig.say(channel, Hello(1, 1))
+    rig.heard(channel)
+    for _ in range(2):
+        rig.say(channel, AdminCheck())
+        assert rig.heard(channel) == rig.report()
+    assert rig.events == []
+    channel.close()
+    rig.loop.turn(1)
+    assert (rig.events, len(rig.sessions)) == ([], 0)
+
+
+def test_a_check_before_hello_or_with_descriptors_is_refused(rig: Rig) -> None:
+    channel = rig.connect()
+    rig.say(channel, AdminCheck())
+    refused = rig.heard(channel)
+    assert isinstance(refused, SessionRefused)
+    assert refused.message == "say Hello before AdminCheck"
+    channel.close()
+    rig.loop.turn(1)
+    channel = rig.connect()
+    rig.say(channel, Hello(1, 1))
+    rig.heard(channel)
+    rig.say(channel, AdminCheck(), (0,))
+    refused = rig.heard(channel)
+    assert isinstance(refused, SessionRefused)
+    assert "without descriptors" in refused.message
+    channel.close()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_rank_that_goes_with_its_group_is_told_so_if_it_would_wait_for_ever(
+    rig: Rig, live: bool
+) -> None:
+    channel = rig.registering()
+    rig.sessions.on_registered(actions.Registered(1, 5, 1))
+    if live:
+        rig.sessions.on_imported(5, True, "", "")
+        rig.heard(channel)
+    rig.sessions.on_released(5)
+    rig.sessions.on_released(77)
+    if live:
+        assert channel.receive() == []
+        assert len(rig.sessions) == 1
+    else:
+        refused = rig.heard(channel)
+        assert isinstance(refused, SessionRefused)
+        assert refused.code == "unknown_pool"
+        assert len(rig.sessions) == 0
+    channel.close()
+
+
+def test_a_pool_is_announced_only_when_no_mover_touches_what_its_instance_had_before(
+    rig: Rig,
+) -> None:
+    first, other = rig.registering(), rig.registering()
+    rig.sessions.on_registered(actions.Registered(1, 5, 1))
+    rig.sessions.on_registered(actions.Registered(2, 6, 1))
+    rig.sessions.on_imported(5, True, "", "")
+    rig.heard(first)
+    rig.sessions.on_released(5)
+    rig.sessions.on_imported(6, True, "", "")
+    assert other.receive() == []
+    assert rig.open == [5]
+    rig.sessions.on_unmapped(77)
+    assert other.receive() == []
+    rig.sessions.on_unmapped(5)
+    registered = rig.heard(other)
+    assert isinstance(registered, Registered)
+    assert registered.pool == 6
+    assert rig.open == [5, 6]
+    first.close()
+    other.close()
+
+
+def test_another_instances_copies_hold_no_registration_back(rig: Rig) -> None:
+    first = rig.registering()
+    rig.sessions.on_registered(actions.Registered(1, 5, 1))
+    rig.sessions.on_imported(5, True, "", "")
+    rig.heard(first)
+    rig.sessions.on_released(5)
+    other = rig.connect()
+    rig.say(other, Hello(1, 1))
+    rig.heard(other)
+    rig.say(other, msgspec.structs.replace(REGISTER, instance="b"), (0, 0))
+    rig.sessions.on_registered(actions.Registered(2, 6, 1))
+    rig.sessions.on_imported(6, True, "", "")
+    assert isinstance(rig.heard(other), Registered)
+    first.close()
+    other.close()

@@ -23,10 +23,13 @@ from directory.protocol.codec import (
 )
 from directory.protocol.messages import (
     Acked,
+    AdminCheck,
+    AdminReport,
     Attach,
     ClientBody,
     Envelope,
     Hello,
+    PoolReport,
     Register,
     Registered,
     ReplyEnvelope,
@@ -51,6 +54,7 @@ BODIES: list[ClientBody] = [
     Stats(),
     Unlock(4),
 ]
+POOL_REPORT = PoolReport(1, "a", 2, "thin", "live", 1, 2, 64, 8, 4, 3, 0)
 FRAMES: list[tuple[Callable[[bytes], object], msgspec.Struct]] = [
     *((decode_envelope, Envelope(1, 2, 3, body)) for body in BODIES),
     (decode_reply, ReplyEnvelope(1, 2, 3, Matched(1, b"", 2, 1, 1, 9, 8, Totals(1, 2)))),
@@ -58,6 +62,9 @@ FRAMES: list[tuple[Callable[[bytes], object], msgspec.Struct]] = [
     (decode_reply, ReplyEnvelope(1, 2, 3, Done())),
     (decode_session_request, Hello(1, 1, "test")),
     (decode_session_request, Register("a", b"f", "thin", b"layout", b"handles")),
+    (decode_session_request, Register("a", b"f", "thin", b"layout", b"handles", 4, 3)),
+    (decode_session_request, AdminCheck()),
+    (decode_session_reply, AdminReport(1, {"nodes": 3}, ("tree: broken",), (POOL_REPORT,), 2)),
     (decode_session_reply, Welcome(1, 2)),
     (decode_session_reply, Registered(1, 2, b"secret", "ipc://x")),
     (decode_session_reply, SessionRefused("bad_message", "no")),

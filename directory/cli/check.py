@@ -1,0 +1,162 @@
+"""`treecored check`: have a running daemon walk its own state and report what does not hold.
+
+Owns the question, the tables and the exit statuses (0 every invariant holds, 1 some do not, 2 no
+daemon answered). It must never change, end or kill anything: it opens a session, asks and leaves.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from directory.core.errors import ProtocolError
+from directory.daemon.config import ConfigError, load_settings
+from directory.daemon.runtime import SESSION_NAME
+from directory.protocol.codec import decode_session_reply, encode
+from directory.protocol.messages import (
+    AdminCheck,
+    AdminReport,
+    Hello,
+    PoolReport,
+    SessionRefused,
+    SessionReply,
+    Welcome,
+)
+from directory.protocol.version import VERSION_MAX, VERSION_MIN
+from transfer.ipc.channel import FdChannel, close_fds
+
+EXIT_CLEAN, EXIT_VIOLATIONS, EXIT_NO_ANSWER = 0, 1, 2
+DEADLINE_S: Final = 60.0
+SHOWN: Final = (
+    "nodes",
+    "namespaces",
+    "leases",
+    "copies_in_flight",
+    "backups_waiting",
+    "host_pages",
+    "host_pages_leased",
+)
+"""Figures that stand in the table; `--json` has all of them."""
+
+
+class NoAnswer(Exception):
+    """No daemon answered; the message says where and why."""
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="TOML file of settings (or TREECORED_CONFIG) that names the runtime folder.",
+)
+@click.option("--runtime-dir", help="Folder of the daemon's sockets. [$XDG_RUNTIME_DIR/treecored]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(min=0.1),
+    default=DEADLINE_S,
+    show_default=True,
+    help="Seconds to wait for each answer; a large tree takes some to be walked.",
+)
+def check(config: Path | None, runtime_dir: str | None, as_json: bool, deadline_s: float) -> None:
+    """Have the running daemon check every invariant of its state.
+
+    Exits with 0 when all hold, 1 when some do not, 2 when no daemon answered. The daemon answers
+    nobody else while it walks its state.
+    """
+    try:
+        folder = load_settings(config, {"runtime_dir": runtime_dir}).runtime_dir
+        report = ask(folder, deadline_s)
+    except (ConfigError, NoAnswer) as error:
+        click.echo(f"treecored check: {error}", err=True)
+        sys.exit(EXIT_NO_ANSWER)
+    if as_json:
+        fields = {"clean": not report.violations, **msgspec.structs.asdict(report)}
+        click.echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
+    else:
+        show(report, Console())
+    sys.exit(EXIT_VIOLATIONS if report.violations else EXIT_CLEAN)
+
+
+def ask(folder: Path, deadline_s: float) -> AdminReport:
+    """Ask the daemon of a runtime folder for its report. Raises `NoAnswer`."""
+    path = folder / SESSION_NAME
+    try:
+        channel = FdChannel.connect(str(path), deadline_s)
+    except OSError as error:
+        raise NoAnswer(f"no daemon listens at {path}: {error.strerror or error}") from None
+    try:
+        welcome = _call(channel, Hello(VERSION_MIN, VERSION_MAX, "treecored check"), deadline_s)
+        if not isinstance(welcome, Welcome):
+            _unexpected(welcome)
+        report = _call(channel, AdminCheck(), deadline_s)
+        if not isinstance(report, AdminReport):
+            _unexpected(report)
+        return report
+    except (ProtocolError, OSError) as error:
+        raise NoAnswer(f"the daemon at {path} did not answer: {error}") from None
+    finally:
+        channel.close()
+
+
+def show(report: AdminReport, console: Console) -> None:
+    """Print the tables and then the verdict."""
+    console.print(_pools(report.pools))
+    figures = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
+    figures.add_column("figure")
+    figures.add_column("value", justify="right")
+    for name in SHOWN:
+        figures.add_row(name.replace("_", " "), f"{report.counters.get(name, 0):,}")
+    console.print(figures)
+    for line in report.violations:
+        console.print(f"[red]violated[/red] {escape(line)}", soft_wrap=True)
+    if report.violations:
+        count = len(report.violations) + report.violations_left_out
+        more = f" ({report.violations_left_out} not listed)" if report.violations_left_out else ""
+        console.print(f"{count} invariants do not hold{more}", style="bold red")
+    else:
+        console.print("every invariant holds", style="bold green")
+
+
+def _pools(pools: tuple[PoolReport, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("pool", no_wrap=True)
+    table.add_column("instance", overflow="fold")
+    for heading in ("gen.", "ranks", "pages", "in tree", "leased", "leases", "copies"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state")
+    for pool in pools:
+        table.add_row(
+            str(pool.pool),
+            escape(pool.instance),
+            str(pool.generation),
+            f"{pool.ranks}/{pool.world_size}",
+            f"{pool.page_count:,}",
+            f"{pool.pages:,}",
+            f"{pool.protected_pages:,}",
+            f"{pool.leases:,}",
+            f"{pool.copies:,}",
+            pool.phase,
+        )
+    return table
+
+
+def _call(channel: FdChannel, message: Hello | AdminCheck, deadline_s: float) -> SessionReply:
+    payload, fds = channel.call(encode(message), deadline_s=deadline_s)
+    close_fds(fds)
+    return decode_session_reply(payload)
+
+
+def _unexpected(reply: SessionReply) -> NoReturn:
+    if isinstance(reply, SessionRefused):
+        raise NoAnswer(f"the daemon refused: {reply.code}: {reply.message}")
+    raise NoAnswer(f"the daemon answered with {type(reply).__name__}")
