@@ -21,7 +21,7 @@ from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
 from transfer.layout import PoolLayout
-from transfer.plan import ChunkCache, plan, slices
+from transfer.plan import ChunkCache, Shard, forget, plan, slices
 
 
 class EngineLimits(NamedTuple):
@@ -219,8 +219,7 @@ class Engine:
             self._releasing.remove(pool)
             imported = self._pools.pop(pool)
             del self._layouts[pool]
-            for places in [places for places in self._chunks if pool in places]:
-                del self._chunks[places]
+            forget(self._chunks, pool)
             try:
                 for key, _ in imported.memories():
                     self._device.detach(key)
@@ -234,7 +233,8 @@ class Engine:
     def _start(self, copy: Copy) -> bool:
         try:
             tier = self._tier.shape if self._tier is not None else None
-            batches = plan(copy.request.parts, self._layouts, tier, self._chunks)
+            shard = Shard(copy.request.slot_bytes, copy.request.shard_offset)
+            batches = plan(copy.request.parts, self._layouts, tier, self._chunks, shard)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False

@@ -4,17 +4,26 @@ Owns the mappings and tables of the pools that are open in this process. It must
 part of a pool whose import failed, and never trust a size that the exporter announced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from directory.core.errors import ImportFailed, TransferError
 from directory.core.ids import PoolId, is_pool
-from transfer.ipc.memory import DeviceMemoryIPC, Mapping, MemoryHandle, SharedMemoryIPC
-from transfer.ipc.sync import TIMELINES, TimelineTable, WordTable
+from transfer.ipc.memory import (
+    DRIVER_KINDS,
+    DeviceMemoryIPC,
+    Mapping,
+    MemoryHandle,
+    SharedMemoryIPC,
+)
+from transfer.ipc.sync import TIMELINES, Timelines, TimelineTable, WordTable
 from transfer.layout import PoolLayout
 from transfer.plan import MemoryKey
 
 TABLE_FDS = 2
 """Descriptors behind those of the allocations: the timelines, then the span words."""
+
+ReadTimelines = Callable[[TimelineTable], Timelines]
+"""Takes a table over, or closes it and raises `ImportFailed`."""
 
 
 class ImportedPool:
@@ -26,7 +35,7 @@ class ImportedPool:
         layout: PoolLayout,
         memory: DeviceMemoryIPC,
         mappings: Sequence[Mapping],
-        timelines: TimelineTable,
+        timelines: Timelines,
         words: WordTable,
     ) -> None:
         self.pool = pool
@@ -46,26 +55,30 @@ class ImportedPool:
         *,
         memory: DeviceMemoryIPC,
         tables: SharedMemoryIPC,
+        read_timelines: ReadTimelines | None = None,
     ) -> "ImportedPool":
         """Check and map a pool. The descriptors stay the caller's, who closes them afterwards.
 
         `fds`: those of the allocations in order, one for each handle that travels with one, then
-        timelines and words. Raises `LayoutError` or `ImportFailed`; nothing stays mapped then.
+        timelines and words. `read_timelines`: makes of the table what the pool chose as its sync
+        (it closes the table). Raises `LayoutError` or `ImportFailed`; nothing stays mapped then.
         """
         if not is_pool(pool):
             raise ImportFailed(f"{pool} is not the id of a pool")
         layout.check()
         _check_handles(layout, handles, fds)
         mappings: list[Mapping] = []
-        timelines: TimelineTable | None = None
+        timelines: Timelines | None = None
+        left = list(fds[:-TABLE_FDS])
         try:
             for number, handle in enumerate(handles):
-                taken = fds[number : number + 1] if len(fds) > TABLE_FDS else ()
+                taken = () if handle.kind in DRIVER_KINDS or not left else (left.pop(0),)
                 try:
-                    mappings.append(memory.import_memory(handle, tuple(taken)))
+                    mappings.append(memory.import_memory(handle, taken))
                 except ImportFailed as error:
                     raise ImportFailed(f"allocation {number}: {error}") from error
-            timelines = TimelineTable.open(tables, fds[-2], TIMELINES)
+            table = TimelineTable.open(tables, fds[-2], TIMELINES)
+            timelines = table if read_timelines is None else read_timelines(table)
             words = WordTable.open(tables, fds[-1])
         except ImportFailed as error:
             for mapping in mappings:
@@ -102,8 +115,9 @@ class ImportedPool:
 def _check_handles(layout: PoolLayout, handles: Sequence[MemoryHandle], fds: Sequence[int]) -> None:
     if len(handles) != len(layout.allocation_bytes):
         raise ImportFailed(f"{len(handles)} handles for {len(layout.allocation_bytes)} allocations")
-    # Descriptors of allocations come for all handles or, where a driver needs none, for no one.
-    if len(fds) not in (TABLE_FDS, len(handles) + TABLE_FDS):
+    # An allocation comes with a descriptor, unless its handle is bytes of a driver's.
+    needed = sum(handle.kind not in DRIVER_KINDS for handle in handles)
+    if len(fds) not in (TABLE_FDS, needed + TABLE_FDS):
         raise ImportFailed(
             f"{len(fds)} descriptors for {len(handles)} allocations and {TABLE_FDS} tables"
         )

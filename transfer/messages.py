@@ -14,6 +14,7 @@ from directory.core.ids import PoolId
 from directory.core.limits import BUFFERS_PER_POOL_MAX
 from transfer.host_tier import TierShape
 from transfer.ipc.memory import MemoryHandle
+from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout
 
 
@@ -25,11 +26,12 @@ class OpenHostTier(msgspec.Struct, frozen=True, array_like=True, tag="open_tier"
 
 
 class ImportPool(msgspec.Struct, frozen=True, array_like=True, tag="import_pool"):
-    """Import a pool; descriptors: one an allocation (or none at all), timelines, words."""
+    """Import a pool; descriptors: one an allocation whose kind has one, timelines, words."""
 
     pool: PoolId
     layout: PoolLayout
     handles: Annotated[tuple[MemoryHandle, ...], msgspec.Meta(max_length=BUFFERS_PER_POOL_MAX)]
+    sync: SyncHandle = SyncHandle()
 
 
 class ReleasePool(msgspec.Struct, frozen=True, array_like=True, tag="release_pool"):

@@ -15,20 +15,30 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
+from typing import NamedTuple
 
 import msgspec
 
 from directory.core.actions import SubmitCopy
-from directory.core.errors import BadMessage, ProtocolError, TransferError, TreecoredError
+from directory.core.errors import (
+    BadMessage,
+    ImportFailed,
+    ProtocolError,
+    TransferError,
+    TreecoredError,
+)
 from directory.core.events import CopyDone
 from transfer.device.cpu import CpuDevice
-from transfer.device.protocol import Device
+from transfer.device.protocol import Device, DeviceLost
 from transfer.engine import Engine, EngineLimits, PoolReleased
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
+from transfer.ipc.backends import MemoryByKind
 from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
-from transfer.ipc.memory import SharedMemoryIPC
+from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, MEMFD, DeviceMemoryIPC, SharedMemoryIPC
+from transfer.ipc.sync import EVENT_SYNC, TIMELINE_SYNC, SyncHandle, Timelines, TimelineTable
 from transfer.messages import (
     Imported,
     ImportPool,
@@ -52,19 +62,41 @@ FENCE_SPIN_US = 2_000
 FENCE_SPIN_SLEEP_S = 50e-6
 FENCE_POLL_MS = 1
 DETAIL_CHARS_MAX = 1_000
+CUDA_PREFIX = "cuda:"
+EXIT_DEVICE_LOST = 3
+"""Exit status of a mover whose device broke; any other mover can be started in its place."""
 
 log = logging.getLogger("treecored.mover")
+
+
+class Backend(NamedTuple):
+    """What a mover is made of for one kind of device.
+
+    `memory`: imports by kind of handle, beside shared memory. `syncs`: how to read the timelines
+    of a pool, by the kind that its scheduler chose, beside plain timelines.
+    """
+
+    device: Device
+    memory: MappingOf[str, DeviceMemoryIPC]
+    syncs: MappingOf[str, Callable[[TimelineTable, SyncHandle], Timelines]]
 
 
 class Mover:
     """The loop around an engine."""
 
     def __init__(
-        self, channel: FdChannel, device: Device, limits: EngineLimits | None = None
+        self,
+        channel: FdChannel,
+        device: Device | Backend,
+        limits: EngineLimits | None = None,
     ) -> None:
+        backend = device if isinstance(device, Backend) else Backend(device, {}, {})
+        device = backend.device
         self._channel = channel
         self._device = device
         self._ipc = SharedMemoryIPC()
+        self._memory = MemoryByKind({MEMFD: self._ipc, **backend.memory})
+        self._syncs = backend.syncs
         self._engine = Engine(device, now_us, limits)
         self._tier: HostTierMemory | None = None
         self._stopping = False
@@ -167,8 +199,9 @@ class Mover:
                 request.layout,
                 request.handles,
                 fds,
-                memory=self._ipc,
+                memory=self._memory,
                 tables=self._ipc,
+                read_timelines=lambda table: self._timelines(table, request.sync),
             )
             try:
                 self._engine.add_pool(pool)
@@ -180,6 +213,17 @@ class Mover:
             self._send(Imported(request.pool, False, detail, error.code))
         else:
             self._send(Imported(request.pool, True))
+
+    def _timelines(self, table: TimelineTable, sync: SyncHandle) -> Timelines:
+        """Read a pool's timelines in the way that its scheduler chose; the table is theirs then."""
+        if sync.kind == TIMELINE_SYNC:
+            return table
+        read = self._syncs.get(sync.kind)
+        if read is None:
+            table.close()
+            known = ", ".join([TIMELINE_SYNC, *self._syncs])
+            raise ImportFailed(f"this mover knows the syncs {known}, not {sync.kind!r}")
+        return read(table, sync)
 
     def _reject(self, code: str, detail: str) -> None:
         log.warning("message rejected: %s", detail)
@@ -207,11 +251,37 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def make_device(name: str) -> Device:
-    """The device of a mover by its name on the command line."""
+def leave_at_once(status: int) -> None:
+    """End without tidying up: calls into a broken context may never return."""
+    logging.shutdown()
+    os._exit(status)
+
+
+def make_device(name: str, *, pinned: bool = True) -> Backend:
+    """The backend of a mover by its device's name on the command line: cpu, or cuda:<UUID>.
+
+    Raises `SystemExit` for a name that means nothing, `TransferError` for a GPU that is not there.
+    """
     if name == "cpu":
-        return CpuDevice()
-    raise SystemExit(f"there is no device {name!r}; known: cpu")
+        return Backend(CpuDevice(), {}, {})
+    if name.startswith(CUDA_PREFIX):
+        return _cuda_backend(name.removeprefix(CUDA_PREFIX), pinned=pinned)
+    raise SystemExit(f"there is no device {name!r}; known: cpu, {CUDA_PREFIX}<UUID of a GPU>")
+
+
+def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
+    # Imported here: a mover of CPU pools runs without CUDA's bindings.
+    from transfer.device.cuda import open_device
+    from transfer.ipc.cuda_events import EventReader
+    from transfer.ipc.cuda_memory import CudaMemoryIPC
+
+    device, driver = open_device(uuid, pinned=pinned)
+    memory = CudaMemoryIPC(driver)
+    return Backend(
+        device,
+        {CUDA_IPC: memory, CUDA_VMM: memory},
+        {EVENT_SYNC: lambda table, sync: EventReader.open(driver, table, sync)},
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,7 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="transfer.mover", description="Started by treecored.")
     parser.add_argument("--fd", type=int, required=True, help="inherited channel")
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:<UUID of a GPU>")
+    parser.add_argument("--unpinned", action="store_true", help="leave host memory unregistered")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     # An interrupt at the terminal is for the daemon, which ends its movers in order.
@@ -229,13 +300,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     channel = FdChannel(socket.socket(fileno=options.fd))
     try:
-        Mover(channel, make_device(options.device)).run()
+        Mover(channel, make_device(options.device, pinned=not options.unpinned)).run()
     except ChannelClosed:
         return 0
+    except DeviceLost:
+        log.exception("the device is lost, and this mover with it")
+        leave_at_once(EXIT_DEVICE_LOST)
+        return EXIT_DEVICE_LOST
+    except TransferError:
+        log.exception("device %s cannot be used", options.device)
+        return 1
     except ProtocolError:
         # Frames cannot be told apart any more; the daemon starts another mover.
         log.exception("the daemon's channel is broken")
         return 1
+    finally:
+        channel.close()
     return 0
 
 

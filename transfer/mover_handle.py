@@ -19,10 +19,11 @@ import transfer
 from directory.core.actions import SubmitCopy
 from directory.core.errors import BadMessage
 from directory.core.ids import PoolId
-from directory.core.limits import FDS_PER_FRAME_MAX
+from directory.core.limits import FDS_PER_FRAME_MAX, MIB
 from transfer.host_tier import HostTierMemory
 from transfer.ipc.channel import FdChannel, close_fds
 from transfer.ipc.memory import MemoryHandle
+from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout
 from transfer.messages import (
     ImportPool,
@@ -36,6 +37,10 @@ from transfer.messages import (
     encode,
 )
 
+TIMELINE = SyncHandle()
+TIER_PORTION_BYTES = 1024 * MIB
+"""Of the host tier in one message: pinning so much takes well below a second."""
+
 
 class MoverHandle:
     """A running (or dead) mover. Start it from the main thread: it dies with that thread."""
@@ -47,10 +52,20 @@ class MoverHandle:
         self.pidfd = os.pidfd_open(process.pid)
 
     @classmethod
-    def spawn(cls, device: str = "cpu", *, python: str = sys.executable) -> "MoverHandle":
-        """Start a mover and return at once; its `Ready` comes over the channel."""
+    def spawn(
+        cls,
+        device: str = "cpu",
+        *,
+        python: str = sys.executable,
+        program: str = "transfer.mover",
+        options: Sequence[str] = (),
+    ) -> "MoverHandle":
+        """Start a mover and return at once; its `Ready` comes over the channel.
+
+        `device`: "cpu" or "cuda:<UUID>". `options`: further flags, such as "--unpinned".
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [python, "-P", "-m", "transfer.mover", "--device", device]
+        command = [python, "-P", "-m", program, "--device", device, *options]
         command += ["--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
         with theirs:
             try:
@@ -96,11 +111,15 @@ class MoverHandle:
         return replies
 
     def open_tier(self, tier: HostTierMemory) -> int:
-        """Hand the tier's segments over; returns how many `TierOpened` will answer."""
+        """Hand the tier's segments over; returns how many `TierOpened` will answer.
+
+        In portions, so that a mover that pins them gives a sign of life between two.
+        """
         fds = tier.fds
-        firsts = range(0, len(fds), FDS_PER_FRAME_MAX)
+        at_once = min(FDS_PER_FRAME_MAX, max(1, TIER_PORTION_BYTES // tier.shape.segment_bytes))
+        firsts = range(0, len(fds), at_once)
         for first in firsts:
-            self._send(OpenHostTier(tier.shape, first), fds[first : first + FDS_PER_FRAME_MAX])
+            self._send(OpenHostTier(tier.shape, first), fds[first : first + at_once])
         return len(firsts)
 
     def import_pool(
@@ -109,9 +128,13 @@ class MoverHandle:
         layout: PoolLayout,
         handles: Sequence[MemoryHandle],
         fds: Sequence[int],
+        sync: SyncHandle = TIMELINE,
     ) -> None:
-        """Ask for a pool; `fds`: one an allocation, timelines, words. They stay the caller's."""
-        self._send(ImportPool(pool, layout, tuple(handles)), fds)
+        """Ask for a pool; `fds`: one an allocation whose kind has one, timelines, words.
+
+        They stay the caller's.
+        """
+        self._send(ImportPool(pool, layout, tuple(handles), sync), fds)
 
     def release_pool(self, pool: PoolId) -> None:
         """Ask for a pool to be closed."""

@@ -56,8 +56,23 @@ class Chunk(NamedTuple):
         return self.source_stride == self.nbytes == self.target_stride
 
 
-ChunkCache: TypeAlias = dict[tuple[Place, Place], list[Chunk]]
-"""Fused chunks by (source, target). The caller drops a pool's entries when it goes."""
+class Shard(NamedTuple):
+    """Which part of a host slot a pool's page is. `slot_bytes` 0: the slot is the page."""
+
+    slot_bytes: int = 0
+    offset: int = 0
+
+
+WHOLE = Shard()
+
+ChunkCache: TypeAlias = dict[tuple[tuple[Place, Place], Shard], list[Chunk]]
+"""Fused chunks by (source, target) and shard; `forget` drops a pool's when it goes."""
+
+
+def forget(cache: ChunkCache, pool: PoolId) -> None:
+    """Drop what is remembered of a pool's layout."""
+    for key in [key for key in cache if pool in key[0]]:
+        del cache[key]
 
 
 def plan_part(
@@ -65,6 +80,7 @@ def plan_part(
     layouts: Mapping[PoolId, PoolLayout],
     tier: TierShape | None,
     cache: ChunkCache | None = None,
+    shard: Shard = WHOLE,
 ) -> list[RangeBatch]:
     """Ranges of one part. Raises `LayoutError` for pages or places that do not exist or match."""
     source_pages = unpack(part.source_pages)
@@ -79,17 +95,17 @@ def plan_part(
         raise LayoutError("a copy within the host tier is not a transfer")
     source = _layout(part.source, layouts)
     target = _layout(part.target, layouts)
-    places = (part.source, part.target)
-    chunks = cache.get(places) if cache is not None else None
+    known = ((part.source, part.target), shard)
+    chunks = cache.get(known) if cache is not None else None
     if chunks is None:
-        chunks = fused_chunks(source, target)
+        chunks = fused_chunks(source, target, shard)
         if cache is not None:
-            cache[places] = chunks
-    page_bytes = sum(chunk.nbytes for chunk in chunks)
+            cache[known] = chunks
+    slot_bytes = shard.slot_bytes or sum(chunk.nbytes for chunk in chunks)
     batches: list[RangeBatch] = []
     for segment, starts, stops in _by_segment(part, source_pages, target_pages):
-        _check_side(part.source, starts, source, tier, segment, page_bytes)
-        _check_side(part.target, stops, target, tier, segment, page_bytes)
+        _check_side(part.source, starts, source, tier, segment, slot_bytes)
+        _check_side(part.target, stops, target, tier, segment, slot_bytes)
         merges = any(chunk.merges for chunk in chunks)
         runs = _runs(starts, stops) if merges else []
         if len(runs) == len(starts):
@@ -114,9 +130,10 @@ def plan(
     layouts: Mapping[PoolId, PoolLayout],
     tier: TierShape | None,
     cache: ChunkCache | None = None,
+    shard: Shard = WHOLE,
 ) -> list[RangeBatch]:
     """Ranges of all parts of a copy, in order."""
-    return [batch for part in parts for batch in plan_part(part, layouts, tier, cache)]
+    return [batch for part in parts for batch in plan_part(part, layouts, tier, cache, shard)]
 
 
 def slices(
@@ -160,10 +177,13 @@ def unpack(pages: bytes) -> Sequence[int]:
     return numbers
 
 
-def fused_chunks(source: PoolLayout | None, target: PoolLayout | None) -> list[Chunk]:
+def fused_chunks(
+    source: PoolLayout | None, target: PoolLayout | None, shard: Shard = WHOLE
+) -> list[Chunk]:
     """Chunks of a page between two places (None: the host tier), neighbours fused.
 
-    Raises `LayoutError` when the two sides do not have the same page form.
+    Raises `LayoutError` when the two sides do not have the same page form, or the page does not
+    fit into its shard of a slot.
     """
     if source is not None and target is not None and source.page_form() != target.page_form():
         raise LayoutError(
@@ -171,7 +191,8 @@ def fused_chunks(source: PoolLayout | None, target: PoolLayout | None) -> list[C
             "they must not share a namespace"
         )
     chunks: list[Chunk] = []
-    for left, right in zip(_sides(source, target), _sides(target, source), strict=True):
+    sides = _sides(source, target, shard), _sides(target, source, shard)
+    for left, right in zip(*sides, strict=True):
         chunk = Chunk(*left[:3], *right)
         last = chunks[-1] if chunks else None
         if last is not None and _follows(last, chunk):
@@ -192,15 +213,23 @@ def _follows(last: Chunk, chunk: Chunk) -> bool:
     )
 
 
-def _sides(layout: PoolLayout | None, other: PoolLayout | None) -> list[tuple[int, int, int, int]]:
+def _sides(
+    layout: PoolLayout | None, other: PoolLayout | None, shard: Shard
+) -> list[tuple[int, int, int, int]]:
     """(allocation, offset, stride, bytes) of each chunk; a host page follows the pool's order."""
     if layout is not None:
         return [(b.allocation, b.offset, b.page_stride, b.chunk_bytes) for b in layout.buffers]
     if other is None:
         raise LayoutError("a copy needs a pool on one side")
+    slot_bytes = shard.slot_bytes or other.page_bytes
+    if not 0 <= shard.offset <= slot_bytes - other.page_bytes:
+        raise LayoutError(
+            f"a page of {other.page_bytes} bytes at byte {shard.offset} is not within a slot of "
+            f"{slot_bytes}"
+        )
     sizes = [buffer.chunk_bytes for buffer in other.buffers]
-    starts = accumulate(sizes, initial=0)
-    return [(0, start, other.page_bytes, size) for start, size in zip(starts, sizes, strict=False)]
+    starts = accumulate(sizes, initial=shard.offset)
+    return [(0, start, slot_bytes, size) for start, size in zip(starts, sizes, strict=False)]
 
 
 def _layout(place: Place, layouts: Mapping[PoolId, PoolLayout]) -> PoolLayout | None:
@@ -239,7 +268,7 @@ def _check_side(
     layout: PoolLayout | None,
     tier: TierShape | None,
     segment: int,
-    page_bytes: int,
+    slot_bytes: int,
 ) -> None:
     highest = max(pages)
     if layout is not None:
@@ -250,7 +279,7 @@ def _check_side(
         return
     if tier is None:
         raise LayoutError("there is no host tier here")
-    tier.locate(segment << SEGMENT_SHIFT | highest, page_bytes)
+    tier.locate(segment << SEGMENT_SHIFT | highest, slot_bytes)
 
 
 def _runs(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -23,6 +23,13 @@ class UnknownMemory(TransferError):
     """A batch names a memory that is not attached, or ranges beyond its end."""
 
 
+class DeviceLost(TransferError):
+    """The device can no longer say what it has done: only another process can go on.
+
+    Raised by any method. Copies in flight may still touch their pages until this process is dead.
+    """
+
+
 class Completion(NamedTuple):
     """A submission after which the device touches its ranges no more. `error`: empty if done."""
 
@@ -39,7 +46,7 @@ class Device(Protocol):
     neither side is touched any more. With an error the bytes are lost, but neither side is
     touched any more either. *Order*: none between submissions; completions may come in any order,
     each ticket exactly once. *Raised*: `UnknownMemory` by `submit`, before anything is copied;
-    `MemoryBusy` by `detach`. No method waits for a copy of unbounded length.
+    `MemoryBusy` by `detach`; `DeviceLost` by any. No method waits for a copy of unbounded length.
     """
 
     @property

@@ -21,6 +21,10 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 WRITE_SEALS = fcntl.F_SEAL_WRITE | 0x10  # 0x10: F_SEAL_FUTURE_WRITE, which fcntl lacks
 
 MEMFD = "memfd"
+CUDA_IPC = "cuda-ipc"
+CUDA_VMM = "cuda-vmm"
+DRIVER_KINDS = frozenset({CUDA_IPC})
+"""Kinds whose handle is bytes of a driver's: no descriptor travels beside it."""
 
 
 class MemoryHandle(msgspec.Struct, frozen=True, array_like=True):

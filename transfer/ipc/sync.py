@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingOf
-from typing import Protocol, Self
+from typing import Annotated, Protocol, Self
+
+import msgspec
 
 from directory.core.actions import Fence
 from directory.core.errors import ImportFailed, TransferError
@@ -22,6 +24,36 @@ COUNTER_BYTES = 8
 COUNTER_MAX = (1 << 64) - 1
 TIMELINES = CURRENT + 1
 WAIT_POLL_S = 50e-6
+
+
+TIMELINE_SYNC = "timeline"
+EVENT_SYNC = "cuda-events"
+
+
+class SyncHandle(msgspec.Struct, frozen=True, array_like=True):
+    """How a pool's fences are to be read; chosen by its scheduler at registration.
+
+    "timeline": the counters say it all, whoever writes them (a stream, or a thread that has
+    waited for one). "cuda-events": the counters say what was recorded, IPC events whether it was
+    reached; their handles are `opaque`.
+    """
+
+    kind: Annotated[str, msgspec.Meta(max_length=32)] = TIMELINE_SYNC
+    opaque: Annotated[bytes, msgspec.Meta(max_length=16 * 1024)] = b""
+
+
+class Timelines(Protocol):
+    """What the engine needs of a pool's timelines, however they are kept."""
+
+    what: str
+
+    def read(self, index: int) -> int:
+        """Highest value that a timeline has passed; never blocks."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Repeatable."""
+        ...
 
 
 class OutOfTable(TransferError):
@@ -146,7 +178,7 @@ class DeviceSyncIPC(Protocol):
 class TimelineSync:
     """Fences over the timelines of several pools; the table of tables is the caller's."""
 
-    def __init__(self, timelines: MappingOf[PoolId, TimelineTable]) -> None:
+    def __init__(self, timelines: MappingOf[PoolId, Timelines]) -> None:
         self._timelines = timelines
 
     def read(self, pool: PoolId, index: int) -> int:

@@ -12,7 +12,7 @@ from directory.core.errors import LayoutError
 from tests.unit.transfer.support import HOST, packed, part, slot, small_layout
 from transfer.host_tier import TierShape
 from transfer.layout import PoolLayout, mha_layer_first, mla, page_first
-from transfer.plan import MemoryKey, RangeBatch, plan, slices
+from transfer.plan import ChunkCache, MemoryKey, RangeBatch, Shard, forget, plan, slices
 
 PER_SEGMENT = 8
 PAGES = 24
@@ -188,3 +188,51 @@ def test_a_copy_that_names_what_is_not_there_is_refused(copy_part: CopyPart, say
 def test_a_copy_to_the_host_without_a_tier_is_refused() -> None:
     with pytest.raises(LayoutError, match="no host tier"):
         plan([part(1, [0], HOST, [0])], {1: small_layout()}, None)
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_the_shards_of_ranks_lie_side_by_side_in_a_slot_and_come_back_alike(name: str) -> None:
+    layout, ranks, count = LAYOUTS[name], 3, PER_SEGMENT + 2
+    slot_bytes = ranks * layout.page_bytes
+    tier = TierShape(2 * PER_SEGMENT * slot_bytes, PER_SEGMENT * slot_bytes)
+    table = dict.fromkeys(range(1, 2 * ranks + 1), layout)
+    memories, cache = make_memories(table, tier, 3), ChunkCache()
+    slots = [slot(page, PER_SEGMENT) for page in range(count)]
+    for rank in range(ranks):
+        shard = Shard(slot_bytes, rank * layout.page_bytes)
+        backup = part(rank + 1, range(count), HOST, slots)
+        carry_out(memories, plan([backup], table, tier, cache, shard))
+    for rank in range(ranks):
+        shard = Shard(slot_bytes, rank * layout.page_bytes)
+        load = part(HOST, slots, ranks + rank + 1, range(count))
+        carry_out(memories, plan([load], table, tier, cache, shard))
+    for rank in range(ranks):
+        for page in range(count):
+            for number, buffer in enumerate(layout.buffers):
+                key, at = chunk_of(rank + 1, page, number, layout)
+                mine = memories[key][at : at + buffer.chunk_bytes]
+                key, at = chunk_of(ranks + rank + 1, page, number, layout)
+                assert memories[key][at : at + buffer.chunk_bytes] == mine
+    assert len(cache) == 2 * ranks
+    forget(cache, 1)
+    assert len(cache) == 2 * ranks - 1
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "offset"), [(100, 40), (256, 200), (256, -64), (-256, 0), (63, 0)]
+)
+def test_a_shard_that_does_not_lie_in_its_slot_is_refused(slot_bytes: int, offset: int) -> None:
+    layout = small_layout(PAGES, layers=1)
+    assert layout.page_bytes == 64
+    tier = TierShape(1 << 20, 1 << 20)
+    with pytest.raises(LayoutError, match="not within a slot"):
+        plan([part(1, [0], HOST, [0])], {1: layout}, tier, None, Shard(slot_bytes, offset))
+
+
+def test_slots_of_several_shards_are_fewer_and_one_beyond_is_refused() -> None:
+    layout = small_layout(PAGES)
+    tier = TierShape(8 * layout.page_bytes, 8 * layout.page_bytes)
+    shard = Shard(2 * layout.page_bytes, layout.page_bytes)
+    assert plan([part(1, [0], HOST, [3])], {1: layout}, tier, None, shard)
+    with pytest.raises(LayoutError, match="not in the tier"):
+        plan([part(1, [0], HOST, [4])], {1: layout}, tier, None, shard)

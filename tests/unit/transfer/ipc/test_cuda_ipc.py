@@ -1,0 +1,198 @@
+"""CUDA IPC without a GPU: what is refused before a driver sees it, and the guarded waits."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from directory.core.errors import ImportFailed, LayoutError, TransferError
+from tests.unit.transfer.device.fake_driver import FakeDriver
+from transfer.ipc.backends import MemoryByKind
+from transfer.ipc.cuda_driver import format_uuid
+from transfer.ipc.cuda_export import check_dense
+from transfer.ipc.cuda_memory import (
+    CudaMemoryIPC,
+    CudaOpaque,
+    check_descriptor,
+    pack_opaque,
+    read_opaque,
+)
+from transfer.ipc.cuda_sync import CudaTimelines, HostTimelines, StreamWaiter
+from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, MemoryHandle, SharedMemoryIPC
+from transfer.ipc.sync import TimelineTable
+
+MIB = 1 << 20
+
+
+def handle(kind: str = CUDA_IPC, nbytes: int = 100, **opaque: object) -> MemoryHandle:
+    fields: dict[str, object] = {"offset": 0, "allocation_bytes": MIB}
+    fields["handle"] = b"h" * 64 if kind == CUDA_IPC else b""
+    return MemoryHandle(
+        kind,
+        nbytes,
+        "GPU-fake",
+        pack_opaque(CudaOpaque(**{**fields, **opaque})),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (handle(handle=b"short"), "carries 5 bytes"),
+        (handle(handle=bytes(64)), "not all zero"),
+        (handle(CUDA_VMM, handle=b"h" * 64), "carries 64 bytes"),
+        (handle(offset=MIB), "not within an allocation"),
+        (handle(nbytes=MIB + 1), "not within an allocation"),
+        (handle(CUDA_VMM, allocation_bytes=MIB + 1), "does not exist"),
+        (msgspec.structs.replace(handle(), opaque=b"\xff"), "cannot be decoded"),
+        (
+            msgspec.structs.replace(handle(), opaque=msgspec.msgpack.encode((-1, MIB, b"h" * 64))),
+            "cannot be decoded",
+        ),
+    ],
+)
+def test_a_forged_handle_is_refused_before_the_driver_sees_it_f143(
+    bad: MemoryHandle, words: str
+) -> None:
+    with pytest.raises(ImportFailed, match=words):
+        read_opaque(bad)
+    driver = FakeDriver()
+    with pytest.raises(ImportFailed, match=words):
+        CudaMemoryIPC(driver).import_memory(bad, (0,) if bad.kind == CUDA_VMM else ())
+    assert driver.calls == []
+
+
+def test_a_handle_of_an_unknown_gpu_or_with_the_wrong_descriptors_is_refused_f38() -> None:
+    ipc = CudaMemoryIPC(FakeDriver())
+    elsewhere = msgspec.structs.replace(handle(), device="GPU-elsewhere")
+    with pytest.raises(ImportFailed, match=r"GPU-elsewhere is not visible .* sees GPU-fake"):
+        ipc.import_memory(elsewhere, ())
+    for kind, fds in ((CUDA_IPC, (0,)), (CUDA_VMM, ()), ("memfd", (0,))):
+        with pytest.raises(ImportFailed, match="is not GPU memory"):
+            ipc.import_memory(MemoryHandle(kind, 100, "GPU-fake"), fds)
+
+
+def test_a_descriptor_of_a_file_is_not_gpu_memory_f143() -> None:
+    memfd = os.memfd_create("x")
+    reading, writing = os.pipe()
+    for fd in (memfd, reading):
+        with pytest.raises(ImportFailed, match="not GPU memory"):
+            check_descriptor(fd)
+    for fd in (memfd, reading, writing):
+        os.close(fd)
+    with pytest.raises(ImportFailed, match="cannot be looked at"):
+        check_descriptor(memfd)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "nbytes"),
+    [((4, 3, 2), (6, 2, 1), 48), ((4, 3, 2), (1, 8, 4), 48), ((4, 1, 2), (2, 99, 1), 16)],
+    ids=["contiguous", "permuted", "an axis of one"],
+)
+def test_a_dense_tensor_may_have_its_axes_in_any_order_f44(
+    shape: tuple[int, ...], strides: tuple[int, ...], nbytes: int
+) -> None:
+    check_dense(shape, strides, 2, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "nbytes"),
+    [
+        ((4, 3), (6, 1), 24),
+        ((4, 3), (0, 1), 24),
+        ((4, 3), (3, 1), 26),
+        ((4, 0), (3, 1), 0),
+        ((4,), (3, 1), 8),
+    ],
+    ids=["sliced", "expanded", "too long", "empty", "axes"],
+)
+def test_any_other_tensor_is_refused_with_its_shape_and_strides_f44(
+    shape: tuple[int, ...], strides: tuple[int, ...], nbytes: int
+) -> None:
+    with pytest.raises(LayoutError) as caught:
+        check_dense(shape, strides, 2, nbytes)
+    assert f"shape {shape}, strides {strides}" in str(caught.value)
+
+
+def test_memory_goes_to_the_backend_of_its_kind_and_back() -> None:
+    tables = SharedMemoryIPC()
+    memory = MemoryByKind({"memfd": tables})
+    made = tables.create("x", 4096)
+    exported, fds = tables.export(made)
+    first, second = (memory.import_memory(exported, fds) for _ in range(2))
+    assert first is second
+    assert memory.export(first) == (exported, fds)
+    memory.close(first)
+    memory.close(second)
+    with pytest.raises(TransferError, match="closed"):
+        memory.close(first)
+    with pytest.raises(ImportFailed, match="of the kinds memfd, not 'cuda-ipc'"):
+        memory.import_memory(handle(), ())
+    tables.close(made)
+    assert tables.open_count == 0
+
+
+def test_a_uuid_looks_as_the_tools_write_it() -> None:
+    assert format_uuid(bytes(range(16))) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+@pytest.fixture
+def table() -> Iterator[TimelineTable]:
+    """Timelines in shared memory."""
+    made = TimelineTable.create(SharedMemoryIPC(), "timelines")
+    yield made
+    made.close()
+
+
+def test_a_stream_writes_its_timeline_in_registered_memory(table: TimelineTable) -> None:
+    driver = FakeDriver()
+    timelines = CudaTimelines(driver, table)
+    timelines.signal(77, 1, 5)
+    ((address, nbytes, _),) = driver.named("cuMemHostRegister")
+    assert (address, nbytes % 4096) == (table.mapping.address, 0)
+    assert driver.named("cuStreamWriteValue64") == [(77, 0x1000 + 8, 5, 0)]
+    timelines.close()
+    timelines.close()
+    assert len(driver.named("cuMemHostUnregister")) == 1
+    with pytest.raises(IndexError):
+        timelines.signal(77, 1, 6)
+
+
+def test_the_host_writes_a_timeline_only_after_the_stream_is_done(table: TimelineTable) -> None:
+    driver = FakeDriver()
+    driver.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
+    timelines = HostTimelines(driver, table)
+    with pytest.raises(TransferError):
+        timelines.signal(77, 0, 3)
+    assert table.read(0) == 0
+    timelines.signal(77, 0, 3)
+    assert table.read(0) == 3
+
+
+def test_a_wait_that_nobody_ends_is_ended_by_the_watchdog_and_counts_as_lost_f63(
+    table: TimelineTable,
+) -> None:
+    waiter = StreamWaiter(FakeDriver(), table)
+    waiter.wait(77, 0, 5, deadline_s=3600)
+    waiter.wait(77, 1, 9, deadline_s=0.01)
+    released = threading.Event()
+    for _ in range(10_000):
+        if waiter.lost(1, 9) or released.wait(0.001):
+            break
+    assert table.read(1) == 9
+    assert not waiter.lost(0, 5)
+    assert table.read(0) == 0
+    waiter.close()
+    assert table.read(0) == 5, "closing leaves no stream behind"
+    assert waiter.lost(0, 5)
+
+
+def test_a_wait_that_was_answered_in_time_is_not_lost(table: TimelineTable) -> None:
+    waiter = StreamWaiter(FakeDriver(), table)
+    waiter.wait(77, 0, 5, deadline_s=3600)
+    table.write(0, 6)
+    waiter.close()
+    assert not waiter.lost(0, 5)
+    assert table.read(0) == 6, "a timeline never goes back"
