@@ -8,17 +8,20 @@ PIP    := $(BIN)/python -m pip -qq --disable-pip-version-check install
 
 CORE_COVERAGE_MIN := 95
 ARGS ?=
+SEEDS ?= 200
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check sim bench gpu docs clean
+.PHONY: help venv demo test check sim storm bench gpu docs clean
 
 help:
 	@echo "make venv   everything for development in $(VENV)"
 	@echo "make demo   install the runtime alone, then run treecored demo"
 	@echo "make test   tests, with line coverage of directory/core >= $(CORE_COVERAGE_MIN) %"
 	@echo "make check  ruff, mypy --strict, import contracts"
-	@echo "make sim    deterministic simulation (ARGS=... is handed on)"
+	@echo "make sim    deterministic simulation (SEEDS=200 JOBS=2; ARGS=... is handed on)"
+	@echo "make storm  a million random operations of eight schedulers (ARGS=... is handed on)"
 	@echo "make bench  benchmarks"
 	@echo "make gpu    tests that need a CUDA device"
 	@echo "make docs   remake the generated parts of docs/"
@@ -82,7 +85,10 @@ check: $(VENV)/.stamp-dev
 sim: $(VENV)/.stamp-test
 	@test -f tests/simulation/__main__.py || \
 		{ echo "make sim: tests/simulation is not there yet" >&2; exit 1; }
-	@$(BIN)/python -m tests.simulation $(ARGS)
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+storm: $(VENV)/.stamp-test
+	@$(BIN)/python -m tests.storm $(ARGS)
 
 bench: $(VENV)/.stamp-bench
 	@test -f benchmarks/__main__.py || \

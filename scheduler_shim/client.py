@@ -98,6 +98,7 @@ class DaemonClient:
         self._link = link
         self._stream = SendStream()
         self._attached = False
+        self._attach_us = 0
         self._reattaches = 0
         self._misses = 0
         self._resend_check_us = 0
@@ -137,17 +138,26 @@ class DaemonClient:
         Raises `DaemonAbsent` when it does not answer within the connect deadline.
         """
         give_up = self._link.now_us() + self.deadlines.connect_ms * 1_000
-        while not self._attached and not self.lost:
-            now = self._link.now_us()
-            if now >= give_up:
-                self.lose("the daemon did not answer Attach")
-                break
-            # A link that has just been made may drop the first frame, so it is said again.
-            self._say_attach()
-            self._link.wait(min(give_up - now, limits.RESEND_AFTER_MS * 1_000))
+        while not self.try_attach():
+            self._link.wait(limits.RESEND_AFTER_MS * 1_000)
             self._take_in()
+            if self._link.now_us() >= give_up and not self._attached:
+                self.lose("the daemon did not answer Attach")
+
+    def try_attach(self) -> bool:
+        """Say Attach when it is time; whether it was answered. Never waits.
+
+        Raises `DaemonAbsent` once the daemon is lost.
+        """
+        now = self._link.now_us()
+        if not self._attached and not self.lost and now >= self._attach_us:
+            # A link that has just been made may drop the first frame, so it is said again.
+            self._attach_us = now + limits.RESEND_AFTER_MS * 1_000
+            self._say_attach()
+        self._take_in()
         if self.lost:
             raise DaemonAbsent(f"{self.lost}; is the daemon still running?")
+        return self._attached
 
     # Talking.
 

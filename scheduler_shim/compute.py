@@ -22,24 +22,32 @@ class Compute:
     ) -> None:
         self._count = count
         self._pool = pool
-        self._seed = namespace_seed(pool.fingerprint, key)
+        self.seed = namespace_seed(pool.fingerprint, key)
+        """The namespace's: what each page must hold follows from it and the tokens."""
         self._content = PageContent(pool.chunks())
 
     def write(self, request: Request, first: int, last: int) -> tuple[int, int]:
         """Write the row's pages [first, last); returns the timeline values behind them."""
-        digests = request.digests(self._seed)
+        digests = request.digests(self.seed)
         for at in range(first, last):
             self._content.write(request.row[at], digests[at])
         self._count("pages_computed", last - first)
         return self._pool.advance()
 
-    def check(self, request: Request, pages: Sequence[int], first: int) -> int:
-        """Read back pages that should hold the path from its page `first` on, and count them for
-        the request; returns how many are wrong."""
-        digests = request.digests(self._seed)
-        wrong = sum(
-            not self._content.verify(page, digests[at]) for at, page in enumerate(pages, first)
-        )
-        request.verified += len(pages)
+    def check(self, request: Request) -> int:
+        """Read back what the request uses and nobody has read back for it; returns how many pages
+        are wrong."""
+        digests = request.digests(self.seed)
+        places = request.unchecked
+        wrong = self.wrong([digests[at] for at in places], [request.row[at] for at in places])
+        request.verified += len(places)
         request.wrong += wrong
+        request.checked[:] = [(0, request.hit_pages)]
         return wrong
+
+    def wrong(self, digests: Sequence[bytes], pages: Sequence[int]) -> int:
+        """How many pages do not hold what their digests demand."""
+        return sum(
+            not self._content.verify(page, digest)
+            for page, digest in zip(pages, digests, strict=True)
+        )

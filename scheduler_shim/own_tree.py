@@ -17,16 +17,15 @@ from directory.core.ids import NO_LEASE
 from directory.core.node import Node
 from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
-from scheduler_shim.mirror import Mirror
+from scheduler_shim.mirror import GivenUpPages, Mirror
+from scheduler_shim.republish import Republisher
 from scheduler_shim.request import Request
 from scheduler_shim.spans import SpanTable
 
 
 def question(request: Request) -> Match:
     """What lies beyond the request's own pages? A mirrored answer is beyond, a thin one is all."""
-    return Match(
-        request.name, request.attempt, request.key, request.match_tokens, request.own_pages
-    )
+    return Match(request.name, request.attempt, request.key, request.match_tokens, len(request.row))
 
 
 class Published(NamedTuple):
@@ -34,6 +33,11 @@ class Published(NamedTuple):
 
     canonical: bytes
     duplicates: bytes
+
+    @property
+    def accepted_pages(self) -> int:
+        """Pages of the path that are in the tree: whole ones, a partial tail is never stored."""
+        return len(self.canonical) // 4
 
 
 class OwnTree(Protocol):
@@ -77,13 +81,17 @@ class OwnTree(Protocol):
 
 
 class MirroredTree:
-    """The tree is here; the daemon, if there is one, is told."""
+    """The tree is here; the daemon, if there is one, is told.
+
+    `returning`: a new daemon that is being told what the mirror holds, while `client` is None.
+    """
 
     mode: Mode = "mirrored"
 
     def __init__(self, mirror: Mirror, client: DaemonClient | None) -> None:
         self.mirror = mirror
         self.client = client
+        self.returning: Republisher | None = None
 
     def match(self, request: Request) -> None:
         """Put the longest prefix that the pool holds into the row, and protect it."""
@@ -92,7 +100,7 @@ class MirroredTree:
         row = array("I")
         row.frombytes(hit.pages)
         request.row = row
-        request.tree_pages = request.own_pages = hit.page_count
+        request.tree_pages = request.hit_pages = hit.page_count
 
     def publish(
         self, request: Request, pages: int, written: tuple[int, int], *, keep: bool
@@ -110,23 +118,27 @@ class MirroredTree:
             self._protect(request, outcome.end)
         if self.client is not None and pages:
             self.client.report(report)
+        elif self.returning is not None:
+            self.returning.on_insert(report)
         return Published(outcome.canonical, outcome.duplicates)
 
     def evict(self, pages: int) -> bytes:
         """All or nothing: without enough unprotected pages nothing is given up for nothing."""
         if pages > self.mirror.totals.evictable:
             return b""
-        given, report = self.mirror.evict(pages)
-        if self.client is not None and report is not None:
-            self.client.report(report)
-        return given
+        return self._give_up(self.mirror.evict(pages))
 
     def flush(self) -> bytes:
         """Give up, then report."""
-        given, report = self.mirror.flush()
-        if self.client is not None and report is not None:
-            self.client.report(report)
-        return given
+        return self._give_up(self.mirror.flush())
+
+    def _give_up(self, given: GivenUpPages) -> bytes:
+        if given.report is not None:
+            if self.client is not None:
+                self.client.report(given.report)
+            elif self.returning is not None:
+                self.returning.on_given_up(given.report)
+        return given.pages
 
     def release(self, request: Request) -> None:
         """Unlock here, and have the lease released."""
@@ -182,7 +194,7 @@ class ThinTree:
         request.receipt = reply.receipt
         request.row = array("I")
         request.row.frombytes(reply.own)
-        request.tree_pages = request.own_pages = reply.own_pages
+        request.tree_pages = request.hit_pages = reply.own_pages
         return reply.own_pages + reply.restorable_pages
 
     def publish(
@@ -216,8 +228,13 @@ class ThinTree:
             self._lock(request, reply.node)
         return Published(reply.canonical, reply.duplicates)
 
+    def protect(self, request: Request, written: tuple[int, int]) -> bool:
+        """Have the row's part of the tree, which the daemon has, leased; whether it is."""
+        done = self.publish(request, request.tree_pages, written, keep=True)
+        return done is not None and not done.duplicates and request.receipt != NO_LEASE
+
     def _lock(self, request: Request, node: int) -> None:
-        reply = self._client.call(Lock(request.name, request.attempt, node))
+        reply = self._call(Lock(request.name, request.attempt, node))
         if isinstance(reply, Locked):
             request.receipt = reply.receipt
         else:
@@ -225,11 +242,11 @@ class ThinTree:
 
     def evict(self, pages: int) -> bytes:
         """Ask the daemon to choose; words first, then the pages are the caller's."""
-        return self._give_up(self._client.call(Evict(pages)))
+        return self._give_up(self._call(Evict(pages)))
 
     def flush(self) -> bytes:
         """Have everything that no lease protects given up."""
-        return self._give_up(self._client.call(Flush("pool")))
+        return self._give_up(self._call(Flush("pool")))
 
     def _give_up(self, reply: object) -> bytes:
         if not isinstance(reply, GaveUp):
@@ -238,6 +255,12 @@ class ThinTree:
         for slot, value, count in reply.words:
             self._spans.give_up(slot, value, count)
         return reply.pages
+
+    def _call(self, body: Lock | Evict | Flush) -> object:
+        try:
+            return self._client.call(body)
+        except TreecoredError as error:
+            return error
 
     def release(self, request: Request) -> None:
         """Have the lease released; nobody waits for it."""

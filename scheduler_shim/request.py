@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from directory.core.ids import NO_LEASE, LeaseId
 from directory.core.namespace import NamespaceKey
@@ -15,14 +16,18 @@ from directory.core.node import Node
 from scheduler_shim.content import page_digests
 from scheduler_shim.worker_messages import Finished
 
+if TYPE_CHECKING:
+    from scheduler_shim.fills import Fill
+
 
 class Phase(Enum):
     """Where a request is."""
 
     WAITING = "waiting"  # holds nothing
     MATCHING = "matching"  # own pages are locked; what lies beyond is asked for
-    RESTORING = "restoring"  # the mover writes into its target pages
+    RESTORING = "restoring"  # a mover writes into pages that it waits for
     ADMITTED = "admitted"  # nothing more is to be had; the rest is to be computed
+    COMPUTING = "computing"  # the prompt is computed in part, and that part is published
     DECODING = "decoding"  # the prompt's pages are published, output pages are to be computed
     ENDED = "ended"  # holds nothing
 
@@ -38,6 +43,7 @@ class Request:
         self.name = name
         self.key = key
         self.tokens = prompt + output
+        self.fill: Fill | None = None  # the restore that it waits for, its own or another's
         self.prompt_bytes = len(prompt)
         self.page_key = page_key
         self.phase = Phase.WAITING
@@ -48,9 +54,13 @@ class Request:
         self.node: Node | None = None  # the mirror's lock
         self.receipt: LeaseId = NO_LEASE  # the daemon's lease
         self.seq = 0  # the question that it waits for
-        self.own_pages = 0
+        self.hit_pages = 0  # pages at the row's start that need no computation
         self.host_pages = 0
         self.peer_pages = 0
+        self.reach = 0  # up to which page the path could be had when that was last asked
+        self.computed = 0  # pages of the row that hold what they must
+        self.accepted_pages = 0  # pages of its path that were in the tree after its last insert
+        self.checked: list[tuple[int, int]] = []  # ranges of the row that were read back
         self.verified = 0
         self.wrong = 0
         self.started_us = 0
@@ -70,9 +80,15 @@ class Request:
         return (self.prompt_bytes - 1) // self.page_key
 
     @property
-    def hit_pages(self) -> int:
-        """Pages of the row that need no computation."""
-        return self.own_pages + self.host_pages + self.peer_pages
+    def own_pages(self) -> int:
+        """Pages that the own pool held, or that another request had restored."""
+        return self.hit_pages - self.host_pages - self.peer_pages
+
+    @property
+    def unchecked(self) -> list[int]:
+        """Places of the row that need no computation and were not read back yet."""
+        done = {at for first, last in self.checked for at in range(first, last)}
+        return [at for at in range(self.hit_pages) if at not in done]
 
     @property
     def has_output(self) -> bool:
@@ -103,9 +119,16 @@ class Request:
     def start_over(self) -> None:
         """Forget what an attempt brought; what it held was released."""
         self.phase = Phase.WAITING
-        self.own_pages = self.host_pages = self.peer_pages = 0
+        self.hit_pages = self.host_pages = self.peer_pages = 0
+        self.checked.clear()
+        self.reach = self.computed = self.accepted_pages = 0
         self.attempt += 1
         self.losses = 0
+
+    def rekey(self, key: NamespaceKey) -> None:
+        """Go on in another namespace; the request holds nothing."""
+        self.key = key
+        self._digests = None
 
     def finished(self, now_us: int, error: str = "") -> Finished:
         """The driver's record of the request."""
@@ -119,6 +142,7 @@ class Request:
             self.wrong,
             (now_us - self.started_us) / 1e6 if self.started_us else 0.0,
             error,
+            self.accepted_pages * self.page_key // 4,
         )
 
     def __repr__(self) -> str:

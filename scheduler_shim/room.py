@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from directory.core.ids import NO_LEASE
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.mirror import Mirror
 from scheduler_shim.own_tree import MirroredTree, OwnTree, ThinTree
@@ -31,7 +32,8 @@ class PageCounts(NamedTuple):
 
 class Room:
     """Pages of one pool. `on_evicted` is called after every eviction, before anything is taken:
-    a thin one asks the daemon, and whoever uses this must learn at once when it is lost."""
+    a thin one asks the daemon, and whoever uses this must learn at once when it is lost.
+    `before_giving_up` is called before the tree is asked to give anything up."""
 
     def __init__(
         self,
@@ -39,11 +41,13 @@ class Room:
         client: DaemonClient | None,
         *,
         thin: bool,
+        before_giving_up: Callable[[], object],
         on_evicted: Callable[[], object],
         count: Callable[[str, int], None],
     ) -> None:
         self.allocator = PageAllocator(pool.page_count)
         self._pool = pool
+        self._before_giving_up = before_giving_up
         self._on_evicted = on_evicted
         self._count = count
         self._spans = SpanTable(pool.words, pool.page_count)
@@ -81,12 +85,18 @@ class Room:
 
     def flush(self) -> None:
         """Give up every page of the tree that no request uses."""
+        self._before_giving_up()
         self._count("pages_flushed", self.free(self.tree.flush()))
         self._on_evicted()
 
     def quarantine(self, pages: array[int]) -> None:
-        """Keep pages out of use for good: somebody may still write into them."""
+        """Keep pages out of use: somebody may still write into them."""
         self._quarantined.extend(pages)
+
+    def release_quarantine(self) -> int:
+        """Nobody writes into quarantined pages any more; returns how many are free again."""
+        pages, self._quarantined = self._quarantined, array("I")
+        return self.free(pages)
 
     def lose_daemon(self, requests: Iterable[Request]) -> None:
         """Go on without a daemon. `requests`: all that hold a row.
@@ -106,6 +116,31 @@ class Room:
             if request.tree_pages:
                 tree.publish(request, request.tree_pages, self._pool.now(), keep=True)
         self.free(array("I", (page for page in self.allocator.used() if page not in used)))
+
+    def return_to(self, client: DaemonClient, requests: Iterable[Request], *, thin: bool) -> bool:
+        """Go on with a daemon that knows what the mirror holds. `requests`: all that hold a row.
+
+        A mirror simply reports from now on. A thin tree takes a mirror's place once every row's
+        part of the tree is leased; False, with everything as before, when that was not answered.
+        """
+        tree = self.tree
+        assert isinstance(tree, MirroredTree)
+        if not thin:
+            tree.client, tree.returning = client, None
+            return True
+        rows = [request for request in requests if request.tree_pages]
+        thin_tree = ThinTree(self._spans, client)
+        for request in rows:
+            if not client.lost and not thin_tree.protect(request, self._pool.now()):
+                client.lose("no answer to Insert: a row is not protected")
+        if client.lost:
+            for request in rows:
+                request.receipt = NO_LEASE
+            return False
+        for request in rows:
+            request.node = None
+        self.tree = thin_tree
+        return True
 
     def counts(self, requests: Collection[Request], landing: Collection[array[int]]) -> PageCounts:
         """Where the pages are; the sum is the pool's page count whenever nothing is amiss."""
@@ -135,6 +170,7 @@ class Room:
 
     def _evict(self, count: int) -> None:
         if count > 0:
+            self._before_giving_up()
             self._count("pages_evicted", self.free(self.tree.evict(count)))
             self._on_evicted()
 

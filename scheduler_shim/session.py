@@ -60,12 +60,10 @@ def register(
     except OSError as error:
         raise DaemonAbsent(f"no daemon listens at {path}: {error}; start one there") from error
     try:
-        welcome = _ask(channel, Hello(VERSION_MIN, VERSION_MAX, SOFTWARE), (), deadline_s)
+        welcome = _ask(channel, hello(), (), deadline_s)
         if not isinstance(welcome, Welcome):
             raise ProtocolError(f"the daemon answered Hello with {type(welcome).__name__}")
-        message = Register(
-            instance, pool.fingerprint, mode, pool.packed_layout(), pool.packed_handles()
-        )
+        message = encode(register_message(pool, instance=instance, mode=mode))
         answer = _ask(channel, message, pool.fds, deadline_s)
         if not isinstance(answer, Registered):
             raise ProtocolError(f"the daemon answered Register with {type(answer).__name__}")
@@ -78,20 +76,28 @@ def register(
     return channel, registration
 
 
+def hello() -> bytes:
+    """The first frame of a session."""
+    return encode(Hello(VERSION_MIN, VERSION_MAX, SOFTWARE))
+
+
+def register_message(pool: SharedPool, *, instance: str, mode: Mode) -> Register:
+    """The message that hands a pool over; its descriptors are `pool.fds`."""
+    return Register(instance, pool.fingerprint, mode, pool.packed_layout(), pool.packed_handles())
+
+
 def raise_refusal(code: str, message: str) -> None:
     """Raise a wire error as the class that has its code (`TreecoredError` for an unknown one)."""
     raise error_classes().get(code, TreecoredError)(message)
 
 
 def _ask(
-    channel: FdChannel, message: Hello | Register, fds: list[int] | tuple[()], deadline_s: float
+    channel: FdChannel, message: bytes, fds: list[int] | tuple[()], deadline_s: float
 ) -> SessionReply:
     try:
-        payload, received = channel.call(encode(message), fds, deadline_s=deadline_s)
+        payload, received = channel.call(message, fds, deadline_s=deadline_s)
     except (ProtocolError, OSError) as error:
-        raise DaemonAbsent(
-            f"the daemon did not answer {type(message).__name__}: {error}"
-        ) from error
+        raise DaemonAbsent(f"the daemon did not answer in a session: {error}") from error
     close_fds(received)
     reply = decode_session_reply(payload)
     if isinstance(reply, SessionRefused):

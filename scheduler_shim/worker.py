@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import select
 import socket
 import sys
@@ -23,6 +24,8 @@ from directory.core.events import Stats
 from directory.core.namespace import NamespaceKey
 from scheduler_shim.blocks import prompt_tokens
 from scheduler_shim.client import DaemonClient
+from scheduler_shim.dial import DaemonDial
+from scheduler_shim.link import monotonic_us
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import (
@@ -103,13 +106,15 @@ class Worker:
     def _sleep(self) -> None:
         """Wait for the driver or the daemon; there is nothing else to do."""
         client = self._scheduler.client if self._scheduler is not None else None
+        wake_us = self._scheduler.wake_us if self._scheduler is not None else None
         if self._driver.want_write:
             # Rare: the driver does not read. Both directions are looked at now and then.
             select.select([self._driver], [self._driver], [], 0.05)
         elif client is not None and not client.lost:
             client.wait(None, (self._driver.fileno(),))
         else:
-            select.select([self._driver], [], [])
+            due_s = None if wake_us is None else max(0, wake_us - monotonic_us()) / 1e6
+            select.select([self._driver], [], [], due_s)
 
     @property
     def _idle(self) -> bool:
@@ -160,6 +165,8 @@ class Worker:
             thin=configure.mode == "thin",
             key=NamespaceKey(cache_salt=salt),
             concurrency=max(1, configure.concurrency),
+            dial=DaemonDial(Path(configure.runtime_dir), pool, instance=configure.instance),
+            seed=os.getpid(),
         )
         # What is there now stays until the end; the collector need not look at it again.
         gc.collect()
@@ -206,16 +213,16 @@ class Worker:
                     violations.append(f"no answer to Stats: {client.lost or 'too late'}")
             rtt = tuple(client.rtt_us.values)
             counters.update({f"client_{name}": n for name, n in client.counters.items()})
-        elif scheduler.degraded:
-            violations.append(f"the daemon was lost: {scheduler.degraded}")
+        if scheduler.last_loss:
+            violations.append(f"the daemon was lost: {scheduler.last_loss}")
         return Summary(configure.instance, scheduler.mode, rtt, counters, daemon, tuple(violations))
 
     def _say(self, message: FromWorker) -> None:
         self._driver.send(_encoder.encode(message))
 
     def _close(self) -> None:
-        if self._scheduler is not None and self._scheduler.client is not None:
-            self._scheduler.client.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
         if self._pool is not None:
             self._pool.close()
         self._driver.close()

@@ -57,7 +57,8 @@ class Prompt(msgspec.Struct, frozen=True, tag="prompt"):
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """A request's end. Page counts are of its prompt: hit in the own pool, restored from the host
-    tier, restored from another scheduler's pool; `verified` pages were read back and compared."""
+    tier, restored from another scheduler's pool; `verified` pages were read back and compared.
+    `accepted_tokens`: how much of prompt and output the tree took, always whole pages."""
 
     number: int
     prompt_tokens: int
@@ -68,6 +69,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     wrong: int
     seconds: float
     error: str = ""
+    accepted_tokens: int = 0
 
 
 class AskSummary(msgspec.Struct, frozen=True, tag="ask_summary"):

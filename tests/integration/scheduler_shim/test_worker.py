@@ -164,6 +164,24 @@ def test_a_daemon_that_dies_under_a_worker_is_reported_and_survived_f67(
     assert summary.violations == ("the daemon was lost: the daemon closed the session",)
 
 
+def test_a_worker_finds_the_next_daemon_by_itself_and_reports_the_loss(
+    tmp_path: Path, workers: list[WorkerProcess]
+) -> None:
+    worker = workers[0]
+    with DaemonProcess(tmp_path / "rt") as first:
+        assert worker.configure("a", first.runtime_dir).ok
+        worker.serve(1, 1, 2, 3)
+        first.kill()
+    with DaemonProcess(tmp_path / "rt"):
+        number = 1
+        while "returned" not in (summary := worker.summary()).counters:
+            number += 1
+            assert worker.serve(number, 1, 2, 3, number).own_pages == 3
+        assert summary.mode == "mirrored"
+        assert summary.violations == ("the daemon was lost: the daemon closed the session",)
+        assert summary.counters["spans_republished"] >= 1
+
+
 @pytest.mark.parametrize(
     ("prompt", "error"),
     [

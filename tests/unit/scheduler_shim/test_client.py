@@ -6,7 +6,7 @@ import pytest
 
 from directory.core.actions import Counters, Matched, Refused, Restored
 from directory.core.errors import BadMessage, StaleNode, StaleReceipt
-from directory.core.events import Insert, Lock, Match, Restore, Stats, Unlock
+from directory.core.events import Insert, Lock, Match, PoolClosed, Restore, Stats, Unlock
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages
 from directory.protocol.codec import decode_envelope
@@ -235,7 +235,7 @@ def test_a_refused_conversation_is_the_end_of_the_client(pair: Pair, code: str) 
 
 
 def test_a_registration_that_is_gone_is_known_at_once_f65(pair: Pair) -> None:
-    pair.daemon.directory.pools.pop(2)
+    pair.daemon.tell(PoolClosed(2, pair.daemon.clock_us))
     assert pair.client.call(Stats()) is None
     assert "registration is gone" in pair.client.lost
 

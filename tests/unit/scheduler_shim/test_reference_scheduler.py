@@ -1,7 +1,6 @@
 """The reference scheduler's request life, in both modes, over a daemon in the same process."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,58 +8,15 @@ from directory.core.actions import Matched
 from directory.core.events import Evict, Evicted, Flush, Insert, Lock, Match, Mode, Restore, Unlock
 from directory.core.namespace import NamespaceKey
 from scheduler_shim.request import Phase
-from tests.unit.scheduler_shim.support import FakeDaemon, Node, tokens
-
-MODES: tuple[Mode, ...] = ("mirrored", "thin")
-
-
-@pytest.fixture
-def daemon() -> Iterator[FakeDaemon]:
-    daemon = FakeDaemon()
-    yield daemon
-    daemon.close()
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> Mode:
-    chosen: Mode = request.param
-    return chosen
-
-
-class Cluster:
-    """Nodes that are closed at the end of a test."""
-
-    def __init__(self, daemon: FakeDaemon) -> None:
-        self.daemon = daemon
-        self.nodes: list[Node] = []
-
-    def add(self, name: str, mode: Mode, **options: int | NamespaceKey) -> Node:
-        node = Node(self.daemon, instance=name, mode=mode, **options)  # type: ignore[arg-type]
-        self.nodes.append(node)
-        return node
-
-
-@pytest.fixture
-def cluster(daemon: FakeDaemon) -> Iterator[Cluster]:
-    cluster = Cluster(daemon)
-    yield cluster
-    for node in cluster.nodes:
-        node.close()
-
-
-def phase_of(node: Node, number: int) -> Phase:
-    return node.scheduler.requests[number].phase
-
-
-def run_until(node: Node, number: int, phase: Phase) -> None:
-    """Tick until a request is in a phase; the daemon answers, copies as it is set."""
-    for _ in range(100):
-        if number in node.scheduler.requests and phase_of(node, number) is phase:
-            return
-        node.tick()
-        assert node.daemon is not None
-        node.daemon.run()
-    raise AssertionError(f"request {number} does not get to {phase}")
+from tests.unit.scheduler_shim.support import (
+    MODES,
+    Cluster,
+    FakeDaemon,
+    Node,
+    phase_of,
+    run_until,
+    tokens,
+)
 
 
 def test_a_second_turn_hits_the_own_pool(cluster: Cluster, mode: Mode) -> None:
@@ -127,23 +83,6 @@ def test_equal_prompts_in_two_pools_free_nothing_f13(cluster: Cluster, mode: Mod
     assert left.scheduler.pages.tree == right.scheduler.pages.tree == 3
     for node in (left, right):
         assert "duplicates_freed" not in node.scheduler.counters
-
-
-def test_two_restores_of_one_path_end_with_one_set_of_pages(
-    cluster: Cluster, daemon: FakeDaemon, mode: Mode
-) -> None:
-    cluster.add("a", mode).serve(1, tokens(1, 2, 3))
-    node = cluster.add("b", mode, concurrency=2)
-    daemon.hold_copies = True
-    node.scheduler.submit(2, tokens(1, 2, 3, 4))
-    node.scheduler.submit(3, tokens(1, 2, 3, 5))
-    run_until(node, 2, Phase.RESTORING)
-    run_until(node, 3, Phase.RESTORING)
-    daemon.hold_copies = False
-    node.settle()
-    assert node.scheduler.pages.tree == 5
-    assert node.scheduler.counters["duplicates_freed"] == 3
-    assert {r.wrong for r in node.finished.values()} == {0}
 
 
 def test_a_prompt_longer_than_the_pool_is_a_clear_error(cluster: Cluster, mode: Mode) -> None:

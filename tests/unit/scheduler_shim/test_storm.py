@@ -30,9 +30,12 @@ DEADLINES: dict[Mode, Deadlines] = {
 class Storm:
     """One run from one seed."""
 
-    def __init__(self, seed: int, modes: tuple[Mode, ...], *, lossy: bool) -> None:
+    def __init__(
+        self, seed: int, modes: tuple[Mode, ...], *, lossy: bool = False, restarts: bool = False
+    ) -> None:
         self.chance = random.Random(seed)
         self.lossy = lossy
+        self.restarts = restarts
         self.daemon = FakeDaemon(host_pages=self.chance.choice((1, 6, 40)))
         self.nodes = [
             Node(
@@ -41,6 +44,7 @@ class Storm:
                 mode=mode,
                 page_count=self.chance.randint(5, 14),
                 concurrency=self.chance.randint(1, 4),
+                chunk_pages=self.chance.choice((0, 0, 1, 2)),
                 deadlines=DEADLINES[mode],
             )
             for number, mode in enumerate(modes)
@@ -64,8 +68,14 @@ class Storm:
                 self._submit(node)
             elif what < 0.34:
                 node.scheduler.abort(self.chance.choice([0, *node.scheduler.requests]))
-            elif what < 0.36:
+            elif what < 0.35:
                 node.scheduler.flush()
+            elif what < 0.355:
+                node.scheduler.bump_weights()
+            elif what < 0.38:
+                node.scheduler.retract(self.chance.choice([0, *node.scheduler.requests]))
+            elif self.restarts and what < 0.4:
+                self._die_or_restart()
             elif what < 0.5:
                 self.daemon.hold_copies = not self.daemon.hold_copies
             elif what < 0.52:
@@ -75,7 +85,7 @@ class Storm:
             else:
                 node.tick(self.chance.randint(1, 3))
             self.daemon.run()
-            if self.lossy:
+            if self.lossy or self.restarts:
                 self.daemon.clock_us += self.chance.choice((0, 10_000, 300_000))
             node.check()
 
@@ -85,11 +95,24 @@ class Storm:
         self.daemon.drop_request = lambda _: False
         self.daemon.drop_reply = lambda _: False
         self.daemon.fail_copies = lambda _: False
+        if self.daemon.absent:
+            self.daemon.restart()
+        while any(node.scheduler.client is None for node in self.nodes):
+            self.daemon.clock_us += 50_000
+            for node in self.nodes:
+                node.tick()
+            self.daemon.run()
         for node in self.nodes:
             node.settle()
         self.daemon.run()
         for node in self.nodes:
             node.settle()
+
+    def _die_or_restart(self) -> None:
+        if self.daemon.absent:
+            self.daemon.restart()
+        else:
+            self.daemon.die()
 
     def _submit(self, node: Node) -> None:
         self.submitted += 1
@@ -105,12 +128,17 @@ class Storm:
         self.daemon.close()
 
 
-@pytest.mark.parametrize("lossy", [False, True], ids=["reliable", "lossy"])
+@pytest.mark.parametrize("disturbed", ["not", "lossy", "restarts"])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_storm_of_requests_leaves_every_page_accounted_for_f26_f76(
-    seed: int, lossy: bool
+    seed: int, disturbed: str
 ) -> None:
-    storm = Storm(seed, ("mirrored", "thin", "mirrored"), lossy=lossy)
+    storm = Storm(
+        seed,
+        ("mirrored", "thin", "mirrored"),
+        lossy=disturbed == "lossy",
+        restarts=disturbed == "restarts",
+    )
     try:
         storm.run()
         storm.settle()
@@ -120,9 +148,10 @@ def test_a_storm_of_requests_leaves_every_page_accounted_for_f26_f76(
         assert {r.error for r in finished if " need " not in r.error} <= {"", "aborted"}
         directory = storm.daemon.directory
         assert len(directory.leases) == 0
-        for node, pool in zip(storm.nodes, directory.pools.values(), strict=True):
+        assert len(directory.pools) == len(storm.nodes)
+        for node in storm.nodes:
             assert node.scheduler.degraded == ""
-            pages = node.scheduler.pages
+            pool, pages = directory.pools[node.link_pool], node.scheduler.pages
             assert pages.tree == pool.pages
             assert pages.free + pages.tree == pool.page_count
             assert pool.locked_pages == 0
@@ -144,9 +173,21 @@ def test_the_storms_bring_about_all_that_they_are_meant_to() -> None:
     assert sum(body.host_pages for body in restored) > 10
     assert sum(body.peer_pages for body in restored) > 10
     assert any(not body.landed for body in restored)
-    assert all(
-        counters[name] for name in ("aborted", "pages_evicted", "pages_flushed", "duplicates_freed")
-    )
+    wanted = "aborted retracted weight_bumps pages_evicted pages_flushed duplicates_freed"
+    for name in [*wanted.split(), "restores_joined", "landings_kept"]:
+        assert counters[name], name
+
+
+def test_the_storms_with_restarts_come_back_in_the_middle_of_things() -> None:
+    counters: Counter[str] = Counter()
+    for seed in range(6):
+        storm = Storm(seed, ("mirrored", "thin", "mirrored"), restarts=True)
+        storm.run()
+        for node in storm.nodes:
+            counters.update(node.scheduler.counters)
+        storm.close()
+    for name in ("degraded", "returned", "spans_republished", "quarantine_released"):
+        assert counters[name], name
 
 
 @pytest.mark.parametrize("seed", range(6))

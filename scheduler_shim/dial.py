@@ -1,0 +1,161 @@
+"""Dialling: how a scheduler that lost its daemon gets a client of the next one without waiting.
+
+`Dial` is the seam: a real daemon behind it, something in one process for tests and for the
+simulation. `DaemonAttempt` is one try of the real one, a few steps that each return at once. It
+must never block the scheduler, and a try that failed leaves nothing open.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from directory.core.errors import ProtocolError
+from directory.core.events import Mode
+from directory.protocol.codec import decode_session_reply, encode
+from directory.protocol.messages import Registered, SessionRefused, SessionReply, Welcome
+from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.link import ZmqLink, monotonic_us
+from scheduler_shim.pools import SharedPool
+from scheduler_shim.session import (
+    SESSION_NAME,
+    DaemonAbsent,
+    Registration,
+    hello,
+    raise_refusal,
+    register_message,
+)
+from transfer.ipc.channel import FdChannel, close_fds
+
+CONNECT_S: Final = 0.01
+"""A unix socket connects at once or its backlog is full; then the next try comes soon enough."""
+
+
+class Attempt(Protocol):
+    """One try to register with a daemon."""
+
+    def step(self) -> DaemonClient | None:
+        """Go on as far as possible now; the attached client once there is one.
+
+        Raises a typed error when the try has failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the try up. Repeatable; a client that was returned is not touched."""
+        ...
+
+
+class Dial(Protocol):
+    """Makes tries, and tells the time to wait between them."""
+
+    def begin(self, mode: Mode) -> Attempt:
+        """Begin a try. Raises a typed error when it fails at once."""
+        ...
+
+    def now_us(self) -> int:
+        """The clock of the links that it makes."""
+        ...
+
+
+class DaemonDial:
+    """Tries the daemon of a runtime folder."""
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        pool: SharedPool,
+        *,
+        instance: str,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self._runtime_dir = runtime_dir
+        self._pool = pool
+        self._instance = instance
+        self._deadlines = deadlines or Deadlines()
+
+    def begin(self, mode: Mode) -> DaemonAttempt:
+        """Connect, and say Hello."""
+        return DaemonAttempt(
+            self._runtime_dir / SESSION_NAME, self._pool, self._instance, mode, self._deadlines
+        )
+
+    def now_us(self) -> int:
+        """The monotonic clock."""
+        return monotonic_us()
+
+
+class DaemonAttempt:
+    """Hello, Register and Attach, each said once its forerunner was answered."""
+
+    def __init__(
+        self, path: Path, pool: SharedPool, instance: str, mode: Mode, deadlines: Deadlines
+    ) -> None:
+        self._pool = pool
+        self._instance = instance
+        self._mode = mode
+        self._deadlines = deadlines
+        self._give_up_us = monotonic_us() + deadlines.connect_ms * 1_000
+        self._epoch = 0
+        self._client: DaemonClient | None = None
+        try:
+            self._channel = FdChannel.connect(str(path), CONNECT_S)
+        except OSError as error:
+            raise DaemonAbsent(f"no daemon listens at {path}: {error}") from error
+        self._send(hello(), ())
+
+    def step(self) -> DaemonClient | None:
+        """One step, and the next ones where their answers are there."""
+        try:
+            if self._client is None:
+                self._hear()
+            if self._client is not None and self._client.try_attach():
+                return self._client
+            if monotonic_us() >= self._give_up_us:
+                raise DaemonAbsent("the daemon did not answer in time")
+        except BaseException:
+            self.close()
+            raise
+        return None
+
+    def close(self) -> None:
+        """Close the session."""
+        if self._client is not None:
+            self._client.close()
+        else:
+            self._channel.close()
+
+    def _hear(self) -> None:
+        try:
+            if self._channel.want_write:
+                self._channel.flush()
+            frames = self._channel.receive()
+        except (ProtocolError, OSError) as error:
+            raise DaemonAbsent(f"the daemon closed the session: {error}") from error
+        for payload, fds in frames:
+            close_fds(fds)
+            self._take(decode_session_reply(payload))
+
+    def _take(self, reply: SessionReply) -> None:
+        if isinstance(reply, SessionRefused):
+            raise_refusal(reply.code, reply.message)
+        if isinstance(reply, Welcome):
+            self._epoch = reply.epoch
+            message = register_message(self._pool, instance=self._instance, mode=self._mode)
+            self._send(encode(message), self._pool.fds)
+        elif isinstance(reply, Registered):
+            registration = Registration(
+                reply.pool, reply.generation, self._epoch, reply.secret, reply.endpoint
+            )
+            link = ZmqLink(self._channel, reply.endpoint)
+            self._client = DaemonClient(link, registration, self._deadlines)
+
+    def _send(self, payload: bytes, fds: list[int] | tuple[()]) -> None:
+        try:
+            self._channel.send(payload, fds)
+        except (ProtocolError, OSError) as error:
+            self._channel.close()
+            raise DaemonAbsent(f"the daemon closed the session: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<DaemonAttempt {self._instance!r}, {self._client!r}>"

@@ -1,0 +1,162 @@
+"""Republication: what a mirror holds, told to a daemon that does not know it yet.
+
+Owns which spans have been said. One report a span, ancestors first, so that at the daemon the
+spans are cut as they are here and every later report about them is understood; a span is said as
+it is at that moment, its word included. It must never speak of a span that was not said.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from directory.core.actions import GaveUp, Inserted
+from directory.core.errors import TreecoredError
+from directory.core.events import Evicted, Flush, Insert
+from directory.core.node import Node
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.mirror import PLACE, Mirror
+
+SPANS_PER_BATCH_MAX: Final = 64
+BATCH_BYTES_MAX: Final = 1 << 20
+"""A batch ends with the report that brings its tokens and pages to so many bytes."""
+OPEN_MAX: Final = 1_024
+"""With so many messages open the next batch waits: the daemon is behind."""
+
+
+class Republisher:
+    """One mirror and one new registration. `thin`: each report is a round trip."""
+
+    def __init__(self, mirror: Mirror, client: DaemonClient, *, thin: bool) -> None:
+        self.mirror = mirror
+        self.client = client
+        self.thin = thin
+        self._unsaid: dict[int, None] = dict.fromkeys(mirror.pool.spans)
+        self._owed = 0
+        self.spans_said = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """The pool word first: a new registration's begins at 0, and this one has moved on."""
+        word = Flush("pool", self.mirror.pool.word)
+        if not self.thin:
+            self.client.report(word)
+        elif not isinstance(self._call(word), GaveUp):
+            self.client.lose("no answer to Flush: the pool's word is not known there")
+
+    @property
+    def done(self) -> bool:
+        """Whether the daemon knows all."""
+        return not self._unsaid
+
+    def batch(self) -> None:
+        """Say a bounded number of spans, and beyond it as many as have come since the last batch,
+        so that it comes to an end while requests go on."""
+        if self.client.open_count >= OPEN_MAX:
+            return
+        spans, self._owed = SPANS_PER_BATCH_MAX + self._owed, 0
+        nbytes = 0
+        while self._unsaid and spans > 0 and not self.client.lost:
+            for report in self._next_path(spans):
+                if not self.client.lost:
+                    self._say(report)
+                    nbytes += len(report.tokens) + len(report.pages)
+                    spans -= 1
+            if nbytes >= BATCH_BYTES_MAX:
+                spans = 0
+
+    def finish(self) -> bool:
+        """Say everything now; False when the daemon was lost over it."""
+        while self._unsaid and not self.client.lost:
+            self._owed = len(self._unsaid)
+            self.batch()
+        return not self.client.lost
+
+    # What the mirror's owner does meanwhile.
+
+    def on_insert(self, report: Insert) -> None:
+        """A path was inserted into the mirror; a span without new pages has number 0."""
+        if report.span:
+            self._unsaid[report.span] = None
+            self._owed += 1
+
+    def on_given_up(self, report: Evicted | Flush) -> None:
+        """Pages were given up: the daemon hears of those that it was told of. Mirrored only."""
+        if isinstance(report, Flush):
+            self._unsaid.clear()
+            self.client.report(report)
+            return
+        said = Evicted(
+            tuple(run for run in report.runs if run[0] not in self._unsaid),
+            tuple(word for word in report.words if word[0] not in self._unsaid),
+        )
+        for slot, _ in report.words:
+            if slot not in self.mirror.pool.spans:
+                self._unsaid.pop(slot, None)
+        if said.runs:
+            self.client.report(said)
+
+    # Private.
+
+    def _next_path(self, most: int) -> list[Insert]:
+        """Reports of the unsaid spans on the path to one of them, from the root on."""
+        target = self.mirror.pool.spans[next(iter(self._unsaid))].parts[-1]
+        path = target.path()
+        runs = [run.span for node in path for run in node.places[PLACE].runs]
+        slots = [slot for slot in dict.fromkeys(runs) if slot in self._unsaid]
+        return [self._report(slot) for slot in slots[:most]]
+
+    def _report(self, slot: int) -> Insert:
+        """The whole path down to the span's last page."""
+        span = self.mirror.pool.spans[slot]
+        last = span.parts[-1]
+        path = last.path()
+        count = sum(node.page_count for node in path) - _pages_behind(last, slot)
+        residencies = [node.places[PLACE] for node in path]
+        return Insert(
+            "republished",
+            0,
+            last.space.key,
+            b"".join(node.edge for node in path)[: count * last.space.page_key],
+            b"".join(residency.pages for residency in residencies)[: 4 * count],
+            slot,
+            span.value,
+            (
+                max(residency.written[0] for residency in residencies),
+                max(residency.written[1] for residency in residencies),
+            ),
+        )
+
+    def _say(self, report: Insert) -> None:
+        del self._unsaid[report.span]
+        self.spans_said += 1
+        if not self.thin:
+            self.client.report(report)
+            return
+        reply = self._call(report)
+        here = sum(
+            run.length
+            for node in self.mirror.pool.spans[report.span].parts
+            for run in node.places[PLACE].runs
+            if run.span == report.span
+        )
+        if not isinstance(reply, Inserted) or reply.duplicates or reply.fresh_pages != here:
+            self.client.lose("a republished path was not taken as it is")
+
+    def _call(self, body: Insert | Flush) -> object:
+        try:
+            return self.client.call(body)
+        except TreecoredError as error:
+            return error
+
+    def __repr__(self) -> str:
+        return f"<Republisher {self.spans_said} spans said, {len(self._unsaid)} to say>"
+
+
+def _pages_behind(node: Node, slot: int) -> int:
+    """Pages of a node that lie behind a span's last one: they belong to later reports."""
+    behind = 0
+    for run in reversed(node.places[PLACE].runs):
+        if run.span == slot:
+            break
+        behind += run.length
+    return behind

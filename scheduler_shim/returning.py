@@ -1,0 +1,151 @@
+"""Returning: from a lost daemon to the next one, while requests go on without.
+
+Owns the waits between tries, the try under way and the republication. Waits grow up to a cap and
+are jittered, so that the schedulers of a node do not all come at once. A thin scheduler is thin
+again once the daemon knows what its mirror holds; an eviction before that has the rest said at
+once, because a thin registration cannot be told what a mirror gives up.
+
+Quarantined pages are let go when another boot of the daemon has answered a registration: a mover
+dies with its daemon, and a daemon replaces its mover before it begins an epoch. It must never let
+them go on a registration with the same boot, whose mover may be writing into them still.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from typing import Final
+
+from directory.core.errors import TreecoredError
+from directory.core.events import Mode
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.dial import Attempt, Dial
+from scheduler_shim.own_tree import MirroredTree
+from scheduler_shim.republish import Republisher
+from scheduler_shim.request import Request
+from scheduler_shim.room import Room
+
+WAIT_MS_MIN: Final = 50
+WAIT_MS_MAX: Final = 5_000
+STEP_US: Final = 2_000
+"""While a try or a republication is under way, this is how soon to look again."""
+
+
+class Returning:
+    """One loss and the way back from it. Step until there is a client.
+
+    `tree`: the room's, in charge until then. `epoch`: the boot of the daemon that was lost, 0 for
+    none. `rows`: gives every request that may hold a row.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        room: Room,
+        tree: MirroredTree,
+        rows: Callable[[], Collection[Request]],
+        *,
+        mode: Mode,
+        epoch: int,
+        seed: int,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self._dial = dial
+        self._room = room
+        self._tree = tree
+        self._rows = rows
+        self._mode = mode
+        self._epoch = epoch
+        self._random = random.Random(seed)  # spreads tries, guards nothing
+        self._count = count
+        self._tries = 0
+        self._due_us = 0
+        self._attempt: Attempt | None = None
+        self._republisher: Republisher | None = None
+        self.why = ""
+        """What ended the last try."""
+        self._wait()
+
+    @property
+    def wake_us(self) -> int:
+        """When `step` has something to do."""
+        if self._attempt is None and self._republisher is None:
+            return self._due_us
+        return self._dial.now_us() + STEP_US
+
+    def step(self) -> DaemonClient | None:
+        """Go on as far as is possible at once; the client of a daemon that knows all."""
+        if self._republisher is None:
+            self._try()
+            return None
+        client = self._republisher.client
+        client.poll()
+        if client.refused:
+            client.lose(f"a report was refused: {client.refused[0].message}")
+        if not client.lost:
+            self._republisher.batch()
+        return self._come_home(self._republisher)
+
+    def before_giving_up(self) -> DaemonClient | None:
+        """The tree is about to give pages up. A thin registration cannot be told what a mirror
+        gives up, so the rest is said now and the daemon is asked."""
+        if self._republisher is None or self._mode != "thin":
+            return None
+        self._republisher.finish()
+        return self._come_home(self._republisher)
+
+    def close(self) -> None:
+        """Give up what is under way. Repeatable."""
+        if self._attempt is not None:
+            self._attempt.close()
+            self._attempt = None
+        if self._republisher is not None:
+            self._republisher.client.close()
+            self._republisher = self._tree.returning = None
+
+    def _try(self) -> None:
+        try:
+            if self._attempt is None:
+                if self._dial.now_us() < self._due_us:
+                    return
+                self._attempt = self._dial.begin(self._mode)
+            client = self._attempt.step()
+        except TreecoredError as error:
+            self._fail(str(error))
+            return
+        if client is None:
+            return
+        self._attempt = None
+        if client.registration.epoch != self._epoch:
+            self._epoch = client.registration.epoch
+            self._count("quarantine_released", self._room.release_quarantine())
+        thin = self._mode == "thin"
+        self._republisher = Republisher(self._tree.mirror, client, thin=thin)
+        self._tree.returning = self._republisher
+
+    def _come_home(self, at: Republisher) -> DaemonClient | None:
+        client, thin = at.client, self._mode == "thin"
+        if not client.lost and not at.done:
+            return None
+        if client.lost or not self._room.return_to(client, self._rows(), thin=thin):
+            self._fail(client.lost)
+            return None
+        self._republisher = None
+        self._count("spans_republished", at.spans_said)
+        return client
+
+    def _fail(self, why: str) -> None:
+        self.why = why
+        self.close()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Half of the wait is certain, the other half is drawn."""
+        wait_ms = min(WAIT_MS_MIN << min(self._tries, 16), WAIT_MS_MAX)
+        wait_ms = wait_ms // 2 + self._random.randrange(wait_ms // 2 + 1)
+        self._tries += 1
+        self._due_us = self._dial.now_us() + wait_ms * 1_000
+
+    def __repr__(self) -> str:
+        doing = self._republisher or self._attempt or f"waits until {self._due_us}"
+        return f"<Returning as {self._mode}, {self._tries} tries, {doing!r}>"

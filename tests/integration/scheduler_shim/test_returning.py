@@ -1,0 +1,121 @@
+"""Schedulers whose real daemon is killed or stopped, and the next one that they find."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from directory.core.actions import Counters
+from directory.core.events import Mode, Stats
+from directory.core.tokens import pack_tokens
+from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.dial import DaemonDial
+from scheduler_shim.pools import SharedPool
+from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.worker_messages import Finished
+from tests.integration.daemon.support import DaemonProcess
+
+PAGE_SIZE = 16
+QUICK = Deadlines(call_ms=500, restore_ms=2_000, connect_ms=20_000, misses_max=2)
+GIVE_UP_S = 40.0
+
+
+class Node:
+    """A scheduler in this process that finds its daemon by itself."""
+
+    def __init__(self, runtime_dir: Path, instance: str, mode: Mode) -> None:
+        self.pool = SharedPool(page_size=PAGE_SIZE, page_count=32, bytes_per_token=256)
+        client = DaemonClient.connect(
+            runtime_dir, self.pool, instance=instance, mode=mode, deadlines=QUICK
+        )
+        self.scheduler = ReferenceScheduler(
+            self.pool,
+            client,
+            instance=instance,
+            thin=mode == "thin",
+            dial=DaemonDial(runtime_dir, self.pool, instance=instance, deadlines=QUICK),
+        )
+        self.longest_tick_s = 0.0
+
+    def tick(self) -> list[Finished]:
+        began = time.monotonic()
+        records = self.scheduler.tick()
+        self.longest_tick_s = max(self.longest_tick_s, time.monotonic() - began)
+        if self.scheduler.client is not None and not self.scheduler.moved:
+            self.scheduler.client.wait(5_000)
+        return records
+
+    def serve(self, number: int, *blocks: int) -> Finished:
+        self.scheduler.submit(number, pack_tokens([b for b in blocks for _ in range(PAGE_SIZE)]))
+        give_up = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < give_up:
+            for record in self.tick():
+                return record
+        raise AssertionError(f"request {number} does not end: {self.scheduler!r}")
+
+    def until(self, *, alone: bool) -> None:
+        """Tick until the daemon is lost, or there again."""
+        give_up = time.monotonic() + GIVE_UP_S
+        while (self.scheduler.client is None) is not alone:
+            assert time.monotonic() < give_up, repr(self.scheduler)
+            self.tick()
+
+    def violations(self) -> list[str]:
+        assert self.scheduler.client is not None
+        reply = self.scheduler.client.call(Stats(check=True), 10_000)
+        assert isinstance(reply, Counters)
+        return [*reply.violations, *self.scheduler.check()]
+
+    def close(self) -> None:
+        self.scheduler.close()
+        self.pool.close()
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_after_kill_and_restart_pages_travel_again_f67(tmp_path: Path, mode: Mode) -> None:
+    runtime_dir = tmp_path / "rt"
+    with DaemonProcess(runtime_dir) as daemon:
+        nodes = [Node(runtime_dir, name, mode) for name in ("left", "right")]
+        nodes[0].serve(1, 1, 2, 3)
+        daemon.kill()
+        for node in nodes:
+            node.until(alone=True)
+        # What is computed alone is known to the next daemon without having been computed again.
+        assert nodes[0].serve(2, 1, 2, 3, 4).error == ""
+    with DaemonProcess(runtime_dir):
+        for node in nodes:
+            node.until(alone=False)
+            assert node.scheduler.mode == mode
+        record = nodes[1].serve(3, 1, 2, 3, 4, 5)
+        assert (record.own_pages, record.wrong) == (0, 0)
+        assert record.peer_pages + record.host_pages == 4
+        assert nodes[0].serve(4, 1, 2, 3, 4, 6).own_pages == 4
+        for node in nodes:
+            assert node.violations() == []
+            node.close()
+
+
+def test_a_daemon_that_stands_still_blocks_no_tick_of_a_scheduler_on_its_way_back(
+    tmp_path: Path,
+) -> None:
+    runtime_dir = tmp_path / "rt"
+    with DaemonProcess(runtime_dir) as daemon:
+        node = Node(runtime_dir, "a", "mirrored")
+        node.serve(1, 1, 2)
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            assert node.scheduler.client is not None
+            node.scheduler.client.lose("it stands still")
+            node.until(alone=True)
+            node.longest_tick_s = 0.0
+            give_up = time.monotonic() + 1.0
+            while time.monotonic() < give_up:  # it connects, and says Hello to nobody
+                node.tick()
+            assert node.serve(2, 1, 2, 3).own_pages == 2
+            assert node.longest_tick_s < 0.5
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        node.until(alone=False)
+        assert node.violations() == []
+        node.close()
