@@ -8,8 +8,7 @@ good; from then on every method returns at once. It must never let a late answer
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,10 +17,11 @@ from directory.core.actions import AnyReply, Locked, Matched, Refused
 from directory.core.errors import (
     NotAuthorised,
     OutOfOrder,
+    StaleReceipt,
     TooMany,
     TreecoredError,
 )
-from directory.core.events import Lock, Match, Mode, Request, Restore, Unlock
+from directory.core.events import Live, Lock, Match, Mode, Request, Restore, Unlock
 from directory.protocol.codec import decode_reply, encode
 from directory.protocol.messages import (
     Acked,
@@ -32,53 +32,26 @@ from directory.protocol.messages import (
     ReplyEnvelope,
 )
 from directory.protocol.stream import SendStream
+from scheduler_shim.leases import LeasesOut
 from scheduler_shim.link import Link, ZmqLink
 from scheduler_shim.pools import SharedPool
+from scheduler_shim.questions import LiveRequest, Question, askers
+from scheduler_shim.samples import Samples
 from scheduler_shim.session import DaemonAbsent, Registration, raise_refusal, register
 
-SAMPLES_MAX: Final = 4_096
 ATTACHES_MAX: Final = 16
 RESEND_CHECK_US: Final = limits.RESEND_AFTER_MS * 1_000 // 4
+LIVE_EVERY_US: Final = 1_000_000
 
 
 class Deadlines(NamedTuple):
-    """Milliseconds. `misses_max`: so many calls in a row without an answer mean a lost daemon."""
+    """Milliseconds. `misses_max`: so many deadlines missed one after the other, with no frame from
+    the daemon in between, mean a lost daemon; questions that wait at the same time miss as one."""
 
     call_ms: int = limits.CALL_DEADLINE_MS
     restore_ms: int = 4 * limits.FENCE_DEADLINE_MS
     connect_ms: int = 4 * limits.FENCE_DEADLINE_MS
     misses_max: int = 3
-
-
-class _Question:
-    """An asked message whose answer has not come. `due_us` 0: its deadline has passed."""
-
-    __slots__ = ("body", "due_us", "sent_us")
-
-    def __init__(self, body: Request, sent_us: int, due_us: int) -> None:
-        self.body = body
-        self.sent_us = sent_us
-        self.due_us = due_us
-
-
-class Samples:
-    """A bounded, even sample of an unbounded row of numbers (reservoir sampling)."""
-
-    def __init__(self, most: int = SAMPLES_MAX) -> None:
-        self._most = most
-        self._random = random.Random(0)  # the choice need not be secret, only even
-        self.seen = 0
-        self.values: list[float] = []
-
-    def add(self, value: float) -> None:
-        """Take a number in."""
-        self.seen += 1
-        if len(self.values) < self._most:
-            self.values.append(value)
-        else:
-            at = self._random.randrange(self.seen)
-            if at < self._most:
-                self.values[at] = value
 
 
 class DaemonClient:
@@ -101,9 +74,13 @@ class DaemonClient:
         self._attach_us = 0
         self._reattaches = 0
         self._misses = 0
+        self._last_seq = 0
+        self._missed_seq = 0  # the last message that was said before the last miss was counted
         self._resend_check_us = 0
-        self._questions: dict[int, _Question] = {}
-        self._abandoned: dict[int, type[Request]] = {}
+        self._live_us = link.now_us() + LIVE_EVERY_US
+        self._leases = LeasesOut()
+        self._questions: dict[int, Question] = {}
+        self._abandoned: dict[int, Request] = {}
         self._arrived: dict[int, AnyReply] = {}
 
     @classmethod
@@ -115,9 +92,12 @@ class DaemonClient:
         instance: str,
         mode: Mode,
         deadlines: Deadlines | None = None,
+        world_size: int = 1,
+        rank: int = 0,
     ) -> DaemonClient:
         """Register a pool with the daemon of a runtime folder and attach to it.
 
+        `world_size`, `rank`: how many processes the instance is, and which of them this one is.
         Raises `DaemonAbsent` where none answers, or the typed error of its refusal.
         """
         deadlines = deadlines or Deadlines()
@@ -127,6 +107,8 @@ class DaemonClient:
             instance=instance,
             mode=mode,
             deadline_s=deadlines.connect_ms / 1_000,
+            world_size=world_size,
+            rank=rank,
         )
         client = cls(ZmqLink(session, registration.endpoint), registration, deadlines)
         client.attach()
@@ -198,7 +180,7 @@ class DaemonClient:
         if seq:
             now = self._link.now_us()
             due = now + (deadline_ms or self.deadlines.call_ms) * 1_000
-            self._questions[seq] = _Question(body, now, due)
+            self._questions[seq] = Question(body, now, due)
         return seq
 
     def poll(self) -> list[tuple[int, AnyReply | None]]:
@@ -226,9 +208,26 @@ class DaemonClient:
             return
         if isinstance(question.body, Match | Lock):
             # Still asked for: only from the answer can the receipt be known.
-            self._abandoned[seq] = type(question.body)
+            self._abandoned[seq] = question.body
         else:
             self._stream.give_up(seq)
+
+    def live_due(self, *, idle: bool) -> bool:
+        """Whether the live requests are to be listed now: once a second, and at once before a rest
+        (`idle`: no request is alive) while a lease is out that nobody is left to release."""
+        if idle and not self._questions and not self._abandoned:
+            return len(self._leases) > 0
+        return not self.lost and self.now_us() >= self._live_us
+
+    def report_live(self, alive: Iterable[LiveRequest]) -> None:
+        """List what is alive, so that a lease whose release was lost falls. Whoever asked and has
+        no answer is added, wanted or not: the lease of a late answer is released by its receipt.
+        """
+        asked = [question.body for question in self._questions.values()]
+        live = dict.fromkeys([*alive, *askers(asked), *askers(self._abandoned.values())])
+        self.report(Live(tuple(live)))
+        self._leases.listed(live)
+        self._live_us = self.now_us() + LIVE_EVERY_US
 
     def wait(self, timeout_us: int | None, fds: Sequence[int] = ()) -> None:
         """Block until there may be something to `poll`, a descriptor is readable, or time is up.
@@ -250,6 +249,7 @@ class DaemonClient:
             self._questions.clear()
             self._arrived.clear()
             self._abandoned.clear()
+            self._leases.clear()
             self._link.close()
 
     def close(self) -> None:
@@ -267,6 +267,11 @@ class DaemonClient:
         """Messages that are not done with."""
         return self._stream.open_count
 
+    @property
+    def abandoned_count(self) -> int:
+        """Questions that nobody waits for and whose answers may still bring leases."""
+        return len(self._abandoned)
+
     # Private: sending.
 
     def _push(self, body: Request, *, asks: bool) -> int:
@@ -278,6 +283,9 @@ class DaemonClient:
         except TooMany as error:
             self.lose(str(error))
             return 0
+        self._last_seq = seq
+        if isinstance(body, Unlock):
+            self._leases.released(body.receipt)
         self._send(seq, body)
         return seq
 
@@ -316,6 +324,7 @@ class DaemonClient:
         if reply.epoch != self.registration.epoch:
             self.lose("the daemon was started anew; register again")
             return
+        self._misses = 0  # whatever it says, it is there
         if isinstance(body, Refused) and self._refusal(reply.seq, body):
             return
         wanted = self._stream.on_reply(reply.acked, reply.seq)
@@ -323,18 +332,22 @@ class DaemonClient:
             self._attached = True
         if isinstance(body, Attached | Acked) or not reply.seq:
             return
-        self._misses = self._reattaches = 0
+        self._reattaches = 0
         question = self._questions.pop(reply.seq, None)
         if question is not None and wanted:
             if not isinstance(body, Refused) and not isinstance(question.body, Restore):
                 self.rtt_us.add(self._link.now_us() - question.sent_us)
+            self._leases.granted(question.body, body)
             self._arrived[reply.seq] = body
         elif self._abandoned.pop(reply.seq, None) is not None:
             self._count("answers_late")
             self._release_late(body)
         elif isinstance(body, Refused):
             self._count(f"report_refused_{body.code}")
-            self.refused.append(body)
+            # Of all reports only an Unlock names a receipt. A list of live requests may have made
+            # that lease fall before, and then what was to be released is released.
+            if body.code != StaleReceipt.code:
+                self.refused.append(body)
 
     def _refusal(self, seq: int, body: Refused) -> bool:
         """Deal with a refusal of the conversation itself; False when it answers a message."""
@@ -370,6 +383,9 @@ class DaemonClient:
 
     def _miss(self, seq: int) -> None:
         self._count("deadlines_missed")
+        if seq <= self._missed_seq:
+            return  # it waited when the last miss was counted already: one silence, one miss
+        self._missed_seq = self._last_seq
         self._misses += 1
         if self._misses >= self.deadlines.misses_max:
             self.lose(f"{self._misses} messages in a row had no answer, the last one was {seq}")

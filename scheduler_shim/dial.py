@@ -13,7 +13,13 @@ from typing import Final, Protocol
 from directory.core.errors import ProtocolError
 from directory.core.events import Mode
 from directory.protocol.codec import decode_session_reply, encode
-from directory.protocol.messages import Registered, SessionRefused, SessionReply, Welcome
+from directory.protocol.messages import (
+    Register,
+    Registered,
+    SessionRefused,
+    SessionReply,
+    Welcome,
+)
 from scheduler_shim.client import DaemonClient, Deadlines
 from scheduler_shim.link import ZmqLink, monotonic_us
 from scheduler_shim.pools import SharedPool
@@ -59,7 +65,7 @@ class Dial(Protocol):
 
 
 class DaemonDial:
-    """Tries the daemon of a runtime folder."""
+    """Tries the daemon of a runtime folder. `world_size`, `rank`: as in `DaemonClient.connect`."""
 
     def __init__(
         self,
@@ -68,16 +74,27 @@ class DaemonDial:
         *,
         instance: str,
         deadlines: Deadlines | None = None,
+        world_size: int = 1,
+        rank: int = 0,
     ) -> None:
         self._runtime_dir = runtime_dir
         self._pool = pool
         self._instance = instance
         self._deadlines = deadlines or Deadlines()
+        self._world_size = world_size
+        self._rank = rank
 
     def begin(self, mode: Mode) -> DaemonAttempt:
         """Connect, and say Hello."""
+        message = register_message(
+            self._pool,
+            instance=self._instance,
+            mode=mode,
+            world_size=self._world_size,
+            rank=self._rank,
+        )
         return DaemonAttempt(
-            self._runtime_dir / SESSION_NAME, self._pool, self._instance, mode, self._deadlines
+            self._runtime_dir / SESSION_NAME, message, self._pool.fds, self._deadlines
         )
 
     def now_us(self) -> int:
@@ -88,12 +105,9 @@ class DaemonDial:
 class DaemonAttempt:
     """Hello, Register and Attach, each said once its forerunner was answered."""
 
-    def __init__(
-        self, path: Path, pool: SharedPool, instance: str, mode: Mode, deadlines: Deadlines
-    ) -> None:
-        self._pool = pool
-        self._instance = instance
-        self._mode = mode
+    def __init__(self, path: Path, message: Register, fds: list[int], deadlines: Deadlines) -> None:
+        self._message = message
+        self._fds = fds
         self._deadlines = deadlines
         self._give_up_us = monotonic_us() + deadlines.connect_ms * 1_000
         self._epoch = 0
@@ -141,8 +155,7 @@ class DaemonAttempt:
             raise_refusal(reply.code, reply.message)
         if isinstance(reply, Welcome):
             self._epoch = reply.epoch
-            message = register_message(self._pool, instance=self._instance, mode=self._mode)
-            self._send(encode(message), self._pool.fds)
+            self._send(encode(self._message), self._fds)
         elif isinstance(reply, Registered):
             registration = Registration(
                 reply.pool, reply.generation, self._epoch, reply.secret, reply.endpoint
@@ -158,4 +171,4 @@ class DaemonAttempt:
             raise DaemonAbsent(f"the daemon closed the session: {error}") from error
 
     def __repr__(self) -> str:
-        return f"<DaemonAttempt {self._instance!r}, {self._client!r}>"
+        return f"<DaemonAttempt {self._message.instance!r}, {self._client!r}>"

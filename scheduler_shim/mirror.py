@@ -131,7 +131,17 @@ class Mirror:
             if not space.root.children:
                 self._tree.prune(space.root)
         span, span_value = (slot, value) if fresh else (0, 0)
-        report = Insert(request, attempt, key, tokens, outcome.canonical, span, span_value, written)
+        report = Insert(
+            request,
+            attempt,
+            key,
+            tokens,
+            outcome.canonical,
+            span,
+            span_value,
+            written,
+            fresh_pages=fresh,
+        )
         return Change(outcome, report)
 
     def evict(self, pages: int) -> GivenUpPages:

@@ -191,7 +191,7 @@ class ThinTree:
             return len(request.row)
         # The new lease is there before that of an earlier attempt goes.
         self.release(request)
-        request.receipt = reply.receipt
+        request.lease(reply.receipt)
         request.row = array("I")
         request.row.frombytes(reply.own)
         request.tree_pages = request.hit_pages = reply.own_pages
@@ -236,25 +236,34 @@ class ThinTree:
     def _lock(self, request: Request, node: int) -> None:
         reply = self._call(Lock(request.name, request.attempt, node))
         if isinstance(reply, Locked):
-            request.receipt = reply.receipt
+            request.lease(reply.receipt)
         else:
             self._client.lose("no answer to Lock: the row would not be protected")
 
     def evict(self, pages: int) -> bytes:
         """Ask the daemon to choose; words first, then the pages are the caller's."""
-        return self._give_up(self._call(Evict(pages)))
+        given, more = b"", True
+        while more and len(given) < 4 * pages:
+            some, more = self._give_up(self._call(Evict(pages - len(given) // 4)))
+            given += some
+        return given
 
     def flush(self) -> bytes:
         """Have everything that no lease protects given up."""
-        return self._give_up(self._call(Flush("pool")))
+        given, more = b"", True
+        while more:
+            some, more = self._give_up(self._call(Flush("pool")))
+            given += some
+        return given
 
-    def _give_up(self, reply: object) -> bytes:
+    def _give_up(self, reply: object) -> tuple[bytes, bool]:
+        """What went, and whether to ask again: one answer names only so many pages."""
         if not isinstance(reply, GaveUp):
             self._client.lose("no answer to Evict or Flush: which pages went is not known")
-            return b""
+            return b"", False
         for slot, value, count in reply.words:
             self._spans.give_up(slot, value, count)
-        return reply.pages
+        return reply.pages, bool(reply.pages) and reply.totals.evictable > 0
 
     def _call(self, body: Lock | Evict | Flush) -> object:
         try:

@@ -14,7 +14,8 @@ finds the pages there, and its own are freed once its row is swapped (restores.p
 Degraded mode: when the client is lost, a mirrored scheduler goes on with its mirror alone. A thin
 one bumps the pool word, puts what its running rows have of the tree into a fresh mirror, frees
 the rest and goes on mirrored. With a `dial` it registers again and republishes (returning.py), and
-a thin one is thin again. Targets of restores that were never answered stay quarantined meanwhile.
+a thin one is thin again. Targets of restores that were never answered stay quarantined until a
+registration is answered, because a mover may write into them as long.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from directory.core.limits import TOKENS_BYTES_MAX
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import unpack_pages
+from scheduler_shim.admission import refusal
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.compute import Compute
 from scheduler_shim.dial import Dial
@@ -37,12 +38,11 @@ from scheduler_shim.request import Phase, Request
 from scheduler_shim.restores import Restores
 from scheduler_shim.returning import Returning
 from scheduler_shim.room import PageCounts, Room
+from scheduler_shim.tally import Tally
 from scheduler_shim.worker_messages import Finished
 
-PROBLEMS_KEPT_MAX = 64
 
-
-class ReferenceScheduler:
+class ReferenceScheduler(Tally):
     """One pool's scheduler. `client` None: no daemon, from the start (then it is mirrored).
 
     `chunk_pages`: pages of a prompt that are computed and published at a time; 0: all of it.
@@ -62,11 +62,9 @@ class ReferenceScheduler:
         dial: Dial | None = None,
         seed: int = 0,
     ) -> None:
+        super().__init__()
         self.pool = pool
         self.client = client
-        self.counters: dict[str, int] = {}
-        self.problems: list[str] = []
-        """What must never happen and did; a check reports it."""
         self.moved = False
         """Whether the last tick changed anything: if so, tick again before waiting."""
         self._instance = instance
@@ -91,8 +89,8 @@ class ReferenceScheduler:
         self._active: dict[int, Request] = {}
         self._done: list[Finished] = []
         self._short = False
+        self._late_before = 0
         self._returning: Returning | None = None
-        self._epoch = client.registration.epoch if client is not None else 0
         self.degraded = ""
         """Why there is no daemon any more; empty while there is (or never was) one."""
         self.last_loss = ""  # the same, but it stays when there is a daemon again
@@ -106,14 +104,7 @@ class ReferenceScheduler:
         name = f"{self._instance}-{number}"
         request = Request(number, name, self._key, prompt, output, self._page_key)
         request.started_us = self._now_us()
-        tokens = prompt + output
-        error, usable = "", self.room.usable_pages
-        if not prompt or len(prompt) % 4 or len(output) % 4:
-            error = "a prompt needs at least one token of 4 bytes"
-        elif len(tokens) > TOKENS_BYTES_MAX:
-            error = f"{len(tokens) // 4} tokens, at most {TOKENS_BYTES_MAX // 4}"
-        elif request.all_pages > usable:
-            error = f"{len(tokens) // 4} tokens need {request.all_pages} pages of {usable}"
+        error = refusal(request, self.room.usable_pages)
         if error:
             self._end(request, error)
         else:
@@ -166,6 +157,7 @@ class ReferenceScheduler:
         """Do one batch of work: take answers, admit, and bring every request a step further."""
         self.moved = False
         self._take_answers()
+        self._late_before = self._late_answers
         # Whoever waits for room comes first: newcomers would take it away again.
         while self._queue and len(self._active) < self._concurrency and not self._short:
             request = self._queue.popleft()
@@ -180,6 +172,7 @@ class ReferenceScheduler:
         self._look_for_loss()
         if self._returning is not None:
             self._come_home(self._returning.step())
+        self._say_who_lives()
         done, self._done = self._done, []
         return done
 
@@ -318,6 +311,13 @@ class ReferenceScheduler:
         waiting = (Phase.MATCHING, Phase.RESTORING)
         if len(self._restores.fills) or any(r.phase in waiting for r in self._active.values()):
             return
+        client = self.client
+        if client is not None and not isinstance(self.room.tree, MirroredTree):
+            # A thin lease protects own pages. One that a late answer brings is nobody's here:
+            # wait for it, and when it has just been released, ask for room once more.
+            self.moved = self._late_answers != self._late_before
+            if self.moved or client.abandoned_count:
+                return
         request = list(self._active.values())[-1]
         self.moved = True
         if len(self._active) == 1:
@@ -338,6 +338,16 @@ class ReferenceScheduler:
             refusal = client.refused[0]
             self.problem(f"a report was refused: {refusal.code}: {refusal.message}")
             client.lose(f"a report was refused: {refusal.message}")
+
+    @property
+    def _late_answers(self) -> int:
+        return self.client.counters.get("answers_late", 0) if self.client is not None else 0
+
+    def _say_who_lives(self) -> None:
+        """List the requests in progress when it is time; those in the queue hold nothing."""
+        client = self.client
+        if client is not None and client.live_due(idle=not self._queue and not self._active):
+            client.report_live(name for r in self._active.values() for name in r.alive_as)
 
     def _look_for_loss(self) -> bool:
         """Go on without the daemon if it is lost; says whether it was lost just now."""
@@ -361,7 +371,6 @@ class ReferenceScheduler:
                 tree,
                 self._active.values,
                 mode="thin" if self._thin else "mirrored",
-                epoch=self._epoch,
                 seed=self._seed,
                 count=self.count,
             )
@@ -374,21 +383,9 @@ class ReferenceScheduler:
         """There is a daemon again that knows all."""
         if client is not None:
             self.client, self._returning = client, None
-            self._epoch = client.registration.epoch
             self.degraded = ""
             self.moved = True
             self.count("returned")
-
-    def problem(self, problem: str) -> None:
-        """Remember the first of what must never happen, and count all of it."""
-        self.count("problems")
-        if len(self.problems) < PROBLEMS_KEPT_MAX:
-            self.problems.append(problem)
-
-    def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter; nothing is entered for nothing."""
-        if amount:
-            self.counters[name] = self.counters.get(name, 0) + amount
 
     def _now_us(self) -> int:
         if self.client is not None:

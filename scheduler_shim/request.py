@@ -53,6 +53,7 @@ class Request:
         self.tree_pages = 0
         self.node: Node | None = None  # the mirror's lock
         self.receipt: LeaseId = NO_LEASE  # the daemon's lease
+        self.lease_attempt = 0  # the attempt that the lease was granted to
         self.seq = 0  # the question that it waits for
         self.hit_pages = 0  # pages at the row's start that need no computation
         self.host_pages = 0
@@ -65,6 +66,17 @@ class Request:
         self.wrong = 0
         self.started_us = 0
         self._digests: list[bytes] | None = None
+
+    def lease(self, receipt: LeaseId) -> None:
+        """Hold a lease that was granted to the present attempt; an earlier one was let go."""
+        self.receipt, self.lease_attempt = receipt, self.attempt
+
+    @property
+    def alive_as(self) -> tuple[tuple[str, int], ...]:
+        """The names by which it is alive: its attempt, and the earlier one that has its lease."""
+        if self.receipt == NO_LEASE or self.lease_attempt == self.attempt:
+            return ((self.name, self.attempt),)
+        return (self.name, self.attempt), (self.name, self.lease_attempt)
 
     @property
     def match_tokens(self) -> bytes:

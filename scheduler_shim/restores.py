@@ -133,7 +133,7 @@ class Restores:
         if not isinstance(reply, Matched):
             self._around.count("matches_missed")
             return
-        request.receipt = reply.receipt
+        request.lease(reply.receipt)
         request.reach = len(request.row) + reply.restorable_pages
         self._match_own(request)
         self._restore(request)

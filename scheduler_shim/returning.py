@@ -5,9 +5,9 @@ are jittered, so that the schedulers of a node do not all come at once. A thin s
 again once the daemon knows what its mirror holds; an eviction before that has the rest said at
 once, because a thin registration cannot be told what a mirror gives up.
 
-Quarantined pages are let go when another boot of the daemon has answered a registration: a mover
-dies with its daemon, and a daemon replaces its mover before it begins an epoch. It must never let
-them go on a registration with the same boot, whose mover may be writing into them still.
+Quarantined pages are let go when a registration has been answered, and never before: a daemon
+answers only after its mover has let go of every earlier pool of the instance, and it does not
+serve a new epoch before the movers of earlier ones are dead.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ STEP_US: Final = 2_000
 class Returning:
     """One loss and the way back from it. Step until there is a client.
 
-    `tree`: the room's, in charge until then. `epoch`: the boot of the daemon that was lost, 0 for
-    none. `rows`: gives every request that may hold a row.
+    `tree`: the room's, in charge until then. `rows`: gives every request that may hold a row.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Returning:
         rows: Callable[[], Collection[Request]],
         *,
         mode: Mode,
-        epoch: int,
         seed: int,
         count: Callable[[str, int], None],
     ) -> None:
@@ -55,7 +53,6 @@ class Returning:
         self._tree = tree
         self._rows = rows
         self._mode = mode
-        self._epoch = epoch
         self._random = random.Random(seed)  # spreads tries, guards nothing
         self._count = count
         self._tries = 0
@@ -116,9 +113,7 @@ class Returning:
         if client is None:
             return
         self._attempt = None
-        if client.registration.epoch != self._epoch:
-            self._epoch = client.registration.epoch
-            self._count("quarantine_released", self._room.release_quarantine())
+        self._count("quarantine_released", self._room.release_quarantine())
         thin = self._mode == "thin"
         self._republisher = Republisher(self._tree.mirror, client, thin=thin)
         self._tree.returning = self._republisher

@@ -47,7 +47,14 @@ class Registration(NamedTuple):
 
 
 def register(
-    runtime_dir: Path, pool: SharedPool, *, instance: str, mode: Mode, deadline_s: float
+    runtime_dir: Path,
+    pool: SharedPool,
+    *,
+    instance: str,
+    mode: Mode,
+    deadline_s: float,
+    world_size: int = 1,
+    rank: int = 0,
 ) -> tuple[FdChannel, Registration]:
     """Say hello and hand the pool over; returns the open session.
 
@@ -63,8 +70,10 @@ def register(
         welcome = _ask(channel, hello(), (), deadline_s)
         if not isinstance(welcome, Welcome):
             raise ProtocolError(f"the daemon answered Hello with {type(welcome).__name__}")
-        message = encode(register_message(pool, instance=instance, mode=mode))
-        answer = _ask(channel, message, pool.fds, deadline_s)
+        message = register_message(
+            pool, instance=instance, mode=mode, world_size=world_size, rank=rank
+        )
+        answer = _ask(channel, encode(message), pool.fds, deadline_s)
         if not isinstance(answer, Registered):
             raise ProtocolError(f"the daemon answered Register with {type(answer).__name__}")
     except BaseException:
@@ -81,9 +90,22 @@ def hello() -> bytes:
     return encode(Hello(VERSION_MIN, VERSION_MAX, SOFTWARE))
 
 
-def register_message(pool: SharedPool, *, instance: str, mode: Mode) -> Register:
-    """The message that hands a pool over; its descriptors are `pool.fds`."""
-    return Register(instance, pool.fingerprint, mode, pool.packed_layout(), pool.packed_handles())
+def register_message(
+    pool: SharedPool, *, instance: str, mode: Mode, world_size: int = 1, rank: int = 0
+) -> Register:
+    """The message that hands a pool over; its descriptors are `pool.fds`.
+
+    `pool` is the memory of rank `rank`, one of the `world_size` that make up the instance.
+    """
+    return Register(
+        instance,
+        pool.fingerprint,
+        mode,
+        pool.packed_layout(),
+        pool.packed_handles(),
+        world_size,
+        rank,
+    )
 
 
 def raise_refusal(code: str, message: str) -> None:

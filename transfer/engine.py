@@ -121,9 +121,15 @@ class Engine:
             self._lose(copy, "void", f"pool {pool} was released")
 
     def submit(self, request: SubmitCopy) -> None:
-        """Take a copy. Raises `TransferError` for an op that is under way or a full queue."""
-        if request.op in self._copies:
-            raise TransferError(f"copy {request.op} is under way already")
+        """Take a copy. Raises `TransferError` for a full queue, and the copy is not taken.
+
+        An op that is under way already is lost with its first copy: the two have one end, and
+        that comes only when nothing is in flight.
+        """
+        under_way = self._copies.get(request.op)
+        if under_way is not None:
+            self._lose(under_way, "failed", f"copy {request.op} was submitted twice")
+            return
         if len(self._copies) >= self._limits.copies_max:
             raise TransferError(f"there are {len(self._copies)} copies under way already")
         copy = Copy(request, self._clock_us() + self._limits.fence_deadline_us)

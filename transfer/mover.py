@@ -1,8 +1,9 @@
 """The mover process: `python -m transfer.mover --fd N`.
 
 Owns one engine, one device and the channel to its daemon. It ends with its daemon, at once: by
-the parent-death signal, and at the end of the channel. A message that it does not understand is
-answered, never fatal. It decides nothing about pages: it copies what it is told, or says why not.
+the parent-death signal, and at the end of the channel; it ignores SIGTERM and SIGINT. A message
+that it does not understand is answered, never fatal. It decides nothing about pages: it copies
+what it is told, or says why not.
 """
 
 import argparse
@@ -58,6 +59,7 @@ from transfer.messages import (
 )
 
 PR_SET_PDEATHSIG = 1
+DAEMONS_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FENCE_SPIN_US = 2_000
 FENCE_SPIN_SLEEP_S = 50e-6
 FENCE_POLL_MS = 1
@@ -175,7 +177,10 @@ class Mover:
         if self._stopping:
             self._send(CopyDone(request.op, "failed", "the mover is shutting down"))
             return
-        self._engine.submit(request)
+        try:
+            self._engine.submit(request)
+        except TransferError as error:
+            self._send(CopyDone(request.op, "failed", str(error)[:DETAIL_CHARS_MAX]))
 
     def _open_tier(self, request: OpenHostTier, fds: Sequence[int]) -> None:
         try:
@@ -293,8 +298,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--unpinned", action="store_true", help="leave host memory unregistered")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
-    # An interrupt at the terminal is for the daemon, which ends its movers in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is sent to a whole terminal or service is for the daemon, which ends its movers in
+    # order; a mover that outlived it would be ended by its death. Blocked until here (spawn).
+    for number in DAEMONS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DAEMONS_SIGNALS)
     logging.basicConfig(stream=sys.stderr, format="mover %(process)d: %(levelname)s %(message)s")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

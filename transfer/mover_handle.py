@@ -38,6 +38,8 @@ from transfer.messages import (
 )
 
 TIMELINE = SyncHandle()
+DAEMONS_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""The mover ignores them: they are for the daemon, which ends its movers in order."""
 TIER_PORTION_BYTES = 1024 * MIB
 """Of the host tier in one message: pinning so much takes well below a second."""
 
@@ -59,25 +61,32 @@ class MoverHandle:
         python: str = sys.executable,
         program: str = "transfer.mover",
         options: Sequence[str] = (),
+        held_fds: Sequence[int] = (),
     ) -> "MoverHandle":
         """Start a mover and return at once; its `Ready` comes over the channel.
 
         `device`: "cpu" or "cuda:<UUID>". `options`: further flags, such as "--unpinned".
+        `held_fds`: descriptors that the mover does nothing with but hold open until it is dead.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [python, "-P", "-m", program, "--device", device, *options]
         command += ["--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        # The child inherits what is blocked, so a signal to the whole process group cannot end it
+        # before it has come to ignoring those; one to this process is delivered right after.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, DAEMONS_SIGNALS)
         with theirs:
             try:
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(), *held_fds),
                     env=_environment(),
                 )
             except OSError:
                 ours.close()
                 raise
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return cls(process, FdChannel(ours), device)
 
     @property
@@ -156,8 +165,11 @@ class MoverHandle:
         """Exit status once the process has ended (negative: by that signal), or None."""
         return self._process.poll()
 
-    def terminate(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """Signal the process, if it still lives; its pidfd tells when it is gone."""
+    def terminate(self, how: signal.Signals) -> None:
+        """Signal the process, if it still lives; its pidfd tells when it is gone.
+
+        It ignores SIGTERM and SIGINT; `shutdown` asks it to end and `kill` ends it.
+        """
         if self.exit_status() is None:
             self._process.send_signal(how)
 

@@ -5,14 +5,15 @@ adjacent pages are merged into runs where both sides are contiguous. It must ref
 that is not in its place, and never opens memory or knows an address.
 
 Order: parts as given, then buffers in layout order (so by layer), then pages. About 0.2 us a
-range in plain Python; a device takes a batch of ranges at once.
+range in plain Python, and a long restore has millions: so pages are checked first, all of them,
+and ranges are made batch by batch as they are taken. A device takes a batch at once.
 """
 
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple, TypeAlias
 
 from directory.core.actions import CopyPart
@@ -75,20 +76,21 @@ def forget(cache: ChunkCache, pool: PoolId) -> None:
         del cache[key]
 
 
-def plan_part(
+def check_part(
     part: CopyPart,
     layouts: Mapping[PoolId, PoolLayout],
     tier: TierShape | None,
     cache: ChunkCache | None = None,
     shard: Shard = WHOLE,
-) -> list[RangeBatch]:
-    """Ranges of one part. Raises `LayoutError` for pages or places that do not exist or match."""
+) -> Iterator[RangeBatch]:
+    """Ranges of one part, to be taken. Raises `LayoutError` now, for pages or places that do not
+    exist or match; what it returns raises nothing."""
     source_pages = unpack(part.source_pages)
     target_pages = unpack(part.target_pages)
     if len(source_pages) != len(target_pages):
         raise LayoutError(f"{len(source_pages)} source pages for {len(target_pages)} target pages")
     if not source_pages:
-        return []
+        return iter(())
     if len(set(target_pages)) != len(target_pages):
         raise LayoutError("a target page is named twice")
     if part.source == HOST and part.target == HOST:
@@ -102,10 +104,20 @@ def plan_part(
         if cache is not None:
             cache[known] = chunks
     slot_bytes = shard.slot_bytes or sum(chunk.nbytes for chunk in chunks)
-    batches: list[RangeBatch] = []
-    for segment, starts, stops in _by_segment(part, source_pages, target_pages):
+    segments = _by_segment(part, source_pages, target_pages)
+    for segment, starts, stops in segments:
         _check_side(part.source, starts, source, tier, segment, slot_bytes)
         _check_side(part.target, stops, target, tier, segment, slot_bytes)
+    return _batches(part, segments, chunks)
+
+
+def _batches(
+    part: CopyPart,
+    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]],
+    chunks: Sequence[Chunk],
+) -> Iterator[RangeBatch]:
+    """The ranges of a part that was checked."""
+    for segment, starts, stops in segments:
         merges = any(chunk.merges for chunk in chunks)
         runs = _runs(starts, stops) if merges else []
         if len(runs) == len(starts):
@@ -114,15 +126,12 @@ def plan_part(
             ranges = _ranges(chunk, starts, stops, runs)
             source_memory = segment if part.source == HOST else chunk.source_allocation
             target_memory = segment if part.target == HOST else chunk.target_allocation
-            batches.append(
-                RangeBatch(
-                    (part.source, source_memory),
-                    (part.target, target_memory),
-                    ranges,
-                    chunk.nbytes * len(starts),
-                )
+            yield RangeBatch(
+                (part.source, source_memory),
+                (part.target, target_memory),
+                ranges,
+                chunk.nbytes * len(starts),
             )
-    return batches
 
 
 def plan(
@@ -131,13 +140,17 @@ def plan(
     tier: TierShape | None,
     cache: ChunkCache | None = None,
     shard: Shard = WHOLE,
-) -> list[RangeBatch]:
-    """Ranges of all parts of a copy, in order."""
-    return [batch for part in parts for batch in plan_part(part, layouts, tier, cache, shard)]
+) -> Iterator[RangeBatch]:
+    """Ranges of all parts of a copy, in order, to be taken; every part is checked now.
+
+    Raises `LayoutError` as `check_part` does.
+    """
+    checked = [check_part(part, layouts, tier, cache, shard) for part in parts]
+    return chain.from_iterable(checked)
 
 
 def slices(
-    batches: Sequence[RangeBatch], slice_bytes: int, slice_ranges: int
+    batches: Iterable[RangeBatch], slice_bytes: int, slice_ranges: int
 ) -> Iterator[list[RangeBatch]]:
     """Cut a plan into pieces of at most so many bytes and ranges, in order.
 

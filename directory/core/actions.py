@@ -79,7 +79,8 @@ class Inserted(Reply, frozen=True, tag="inserted"):
 
 class GaveUp(Reply, frozen=True, tag="gave_up"):
     """Answer to Evict and to a thin pool's Flush: packed pages to free after every (span, new
-    value, pages given up) of `words` has been written to the pool's word table."""
+    value, pages given up) of `words` has been written to the pool's word table. With evictable
+    pages left in `totals` the client may ask again."""
 
     pages: bytes
     words: tuple[tuple[int, int, int], ...]

@@ -158,12 +158,16 @@ class InvalidTransition(InternalError):
 
 
 def error_classes() -> dict[str, type[TreecoredError]]:
-    """Return every error class by wire code; groups that are never raised are included."""
+    """Return every error class by wire code; groups that are never raised are included.
+
+    A class without a code of its own is a variety of the one that it has the code from.
+    """
     found: dict[str, type[TreecoredError]] = {}
     # Without the root, whose code stands for "a defect": that is InternalError's.
     queue: list[type[TreecoredError]] = list(TreecoredError.__subclasses__())
     while queue:
         cls = queue.pop()
-        found.setdefault(cls.code, cls)
+        if "code" in vars(cls):
+            found.setdefault(cls.code, cls)
         queue.extend(cls.__subclasses__())
     return found

@@ -58,7 +58,9 @@ class Insert(Body, frozen=True, tag="insert"):
     `pages`: one packed page number a page of tokens, from the root on. `span`, `span_value`: the
     word that guards the pages which are new in the tree. `written`: timeline values (forward,
     current) after which the new pages may be read by others. `receipt` (thin): a lease whose
-    claim on the own pool moves to the inserted path.
+    claim on the own pool moves to the inserted path. `fresh_pages` (mirrored): how many pages are
+    new in the tree as the mirror sees it (-1: not said); where the daemon counts others, the two
+    differ about what came before, and nothing is published.
     """
 
     request: str
@@ -70,10 +72,15 @@ class Insert(Body, frozen=True, tag="insert"):
     span_value: int
     written: tuple[int, int]
     receipt: LeaseId = 0
+    fresh_pages: int = -1
 
 
 class Evict(Body, frozen=True, tag="evict"):
-    """Thin: ask for `pages` pages of the own pool to be given up, coldest leaves first."""
+    """Thin: ask for `pages` pages of the own pool to be given up, coldest leaves first.
+
+    The answer names fewer where not so many are evictable, and never more than one message can
+    carry (GAVE_UP_PAGES_MAX); `totals` tell whether to ask again.
+    """
 
     pages: int
 
@@ -106,7 +113,8 @@ class Flush(Body, frozen=True, tag="flush"):
 
     `pool_word`: the own pool's word as bumped (a lower value than before is ignored). A mirrored
     pool's pages are all forgotten: what its mirror keeps under its own locks it publishes anew,
-    or it reports `Evicted` instead.
+    or it reports `Evicted` instead. A thin pool's pages are named in the answer, as many as one
+    message can carry (GAVE_UP_PAGES_MAX): it asks again until `totals` has nothing evictable.
     """
 
     scope: FlushScope

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from directory.core.errors import BadMessage, Diverged
+from directory.core import limits
+from directory.core.errors import BadMessage, Diverged, TooLarge
 from directory.core.ids import POOL_WORD
 from directory.core.node import Node, Run, Space
 from directory.core.place import PoolState, SpanState
@@ -49,6 +50,20 @@ class GivenUp(NamedTuple):
     words: tuple[tuple[int, int, int], ...]
 
 
+def check_prompt(page_key: int, tokens: bytes) -> None:
+    """Raise `TooLarge` for a path whose page list no message could carry; `page_key`: bytes of a
+    page's tokens.
+
+    The same bound at Match and at Insert, so that nothing is matched that cannot be published.
+    """
+    count = len(tokens) // page_key
+    if count > limits.PROMPT_PAGES_MAX:
+        raise TooLarge(
+            f"a prompt of {count} pages, at most {limits.PROMPT_PAGES_MAX}; serve it without the "
+            "cache or with larger pages"
+        )
+
+
 def match_own(tree: Tree, pool: PoolState, space: Space, steps: list[Step]) -> OwnMatch:
     """Return the prefix of a walked path that the pool holds, and mark it used.
 
@@ -81,12 +96,16 @@ def insert_pages(
     span: int,
     span_value: int,
     written: tuple[int, int],
+    fresh_pages: int = -1,
 ) -> InsertOutcome:
     """Publish `pages` for the whole path of `tokens`; whole pages only, partial tails ignored.
 
-    Raises `BadMessage` before anything is changed when the lists do not fit the pool.
+    `fresh_pages`: how many the owner takes for new (-1: not said). Before anything is changed,
+    raises `BadMessage` when the lists do not fit the pool, `TooLarge` for too long a path and
+    `Diverged` when another number of pages is new.
     """
     page_key = space.page_key
+    check_prompt(page_key, tokens)
     count = len(tokens) // page_key
     if len(pages) != 4 * count:
         raise BadMessage(
@@ -95,6 +114,11 @@ def insert_pages(
     steps = tree.walk(space, tokens[: count * page_key])
     canonical = _held_prefix(pool, steps)
     held = len(canonical) // 4
+    if fresh_pages not in (-1, count - held):
+        raise Diverged(
+            f"{fresh_pages} pages are said to be new, but of these {count} the tree has {held}; "
+            "republish"
+        )
     duplicates = _check_insert(pool, canonical, pages, span, fresh=count - held)
 
     _split_last(tree, steps)

@@ -41,8 +41,8 @@ from directory.core.node import Node
 from directory.core.place import HostState, PoolState
 from directory.core.pool import (
     apply_given_up,
+    check_prompt,
     evict_pages,
-    flush_pages,
     insert_pages,
     match_own,
 )
@@ -90,7 +90,9 @@ class Requests:
 
     def _match(self, pool: PoolState, seq: int, body: Match) -> list[Action]:
         _check_request(body.request, body.tokens)
-        most = len(body.tokens) // (pool.page_size * body.namespace.unit_bytes)
+        page_key = pool.page_size * body.namespace.unit_bytes
+        check_prompt(page_key, body.tokens)
+        most = len(body.tokens) // page_key
         if not 0 <= body.start_pages <= most:
             raise BadMessage(f"start_pages must be 0 to {most} here, got {body.start_pages}")
         space = self.tree.find_space(pool.fingerprint, body.namespace)
@@ -175,7 +177,12 @@ class Requests:
         return self._report(pool, seq)
 
     def _insert(self, pool: PoolState, seq: int, body: Insert) -> list[Action]:
-        _check_request(body.request, body.tokens, body.pages)
+        _check_request(body.request, body.tokens)
+        check_prompt(pool.page_size * body.namespace.unit_bytes, body.tokens)
+        _check_request(body.request, b"", body.pages)
+        if body.fresh_pages != -1:
+            # A thin client is told: what it gives up after a divergence nobody could name.
+            _check_mode(pool, "mirrored", "Insert with fresh_pages")
         lease = None
         if body.receipt:
             _check_mode(pool, "thin", "Insert with a receipt")
@@ -197,6 +204,7 @@ class Requests:
                 body.span,
                 body.span_value,
                 body.written,
+                body.fresh_pages,
             )
         finally:
             if not space.root.children:
@@ -227,7 +235,7 @@ class Requests:
         _check_mode(pool, "thin", "Evict")
         if not 0 < body.pages <= pool.page_count:
             raise BadMessage(f"evict takes 1 to {pool.page_count} pages, got {body.pages}")
-        given = evict_pages(self.tree, pool, body.pages)
+        given = evict_pages(self.tree, pool, min(body.pages, limits.GAVE_UP_PAGES_MAX))
         self.transfers.doom_overtaken(pool)
         self._count("pool_pages_evicted", len(given.pages) // 4)
         return self._answer(pool, seq, GaveUp(given.pages, given.words, _totals(pool)))
@@ -248,7 +256,8 @@ class Requests:
         if body.scope == "host":
             self._flush_host()
             return self._answer(pool, seq, Done(_totals(pool)))
-        given = flush_pages(self.tree, pool)
+        most = limits.GAVE_UP_PAGES_MAX if pool.mode == "thin" else pool.evictable_pages
+        given = evict_pages(self.tree, pool, most)
         pool.word = max(pool.word, body.pool_word)
         self.transfers.doom_overtaken(pool)
         if pool.mode == "thin":

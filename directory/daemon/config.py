@@ -19,13 +19,22 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from directory.core.limits import MIB, POOLS_MAX, SEGMENTS_MAX
+from directory.core.limits import (
+    MIB,
+    MOVER_SILENCE_MS_MAX,
+    MOVER_START_MS_MAX,
+    POOLS_MAX,
+    SEGMENTS_MAX,
+)
 
 CONFIG_VARIABLE = "TREECORED_CONFIG"
 PREFIX = "TREECORED_"
 
+DEVICE_PATTERN = r"^(cpu|cuda:GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
+DEVICE_HELP = 'it is "cpu", or "cuda:" and the UUID of a GPU, such as "cuda:GPU-8f7e..."'
 
 
 class ConfigError(Exception):
@@ -53,14 +62,19 @@ class Settings(BaseSettings):
     """Memory of the host tier; 0 means that there is none. It is touched only as it fills."""
     segment: Annotated[ByteSize, Field(ge=4096)] = ByteSize(64 * MIB)
     """Piece of the host tier that is given to one page size at a time."""
-    device: Literal["cpu"] = "cpu"
-    """Kind of device that the mover drives."""
+    device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
+    """What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as `nvidia-smi -L` names it.
+    Never an ordinal, which means something only under one process's CUDA_VISIBLE_DEVICES."""
+    host_unpinned: bool = False
+    """Leave host memory unregistered with the GPU's driver: slower copies, no locked memory."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "console"
     sessions_max: Annotated[int, Field(ge=1, le=POOLS_MAX)] = 256
     """Scheduler processes (connections to the session socket) at once."""
-    mover_silence_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = 10_000
-    """A mover that has work and says nothing for so long is killed and replaced."""
+    mover_silence_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = MOVER_SILENCE_MS_MAX
+    """A mover that has copies to do and says nothing for so long is killed and replaced."""
+    mover_start_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = MOVER_START_MS_MAX
+    """The same for one that starts, or maps or unmaps memory: single steps of that are long."""
 
     @model_validator(mode="after")
     def _tier_has_few_enough_segments(self) -> Self:
@@ -144,4 +158,6 @@ def _sentence(error: ValidationError, path: Path | None, flags: Mapping[str, obj
         known = ", ".join(Settings.model_fields)
         return f"there is no setting {name!r} ({origin}); known are {known}"
     value = problem["input"]
+    if name == "device":
+        return f"setting device ({origin}) cannot be {value!r}: {DEVICE_HELP}"
     return f"setting {name} ({origin}) cannot be {value!r}: {problem['msg']}"

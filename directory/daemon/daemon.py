@@ -75,6 +75,9 @@ class Daemon:
             self._tier,
             settings.mover_silence_ms_max,
             self.counters,
+            start_ms_max=settings.mover_start_ms_max,
+            options=("--unpinned",) if settings.host_unpinned else (),
+            held_fds=(runtime.lock_fd,),
         )
         self.server = Server(runtime.router_socket, _new_epoch(), self._ask, self.counters)
         self.sessions = Sessions(

@@ -7,12 +7,13 @@ is dead: until then it may still write.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
 import structlog
 
+from directory.core import limits
 from directory.core.actions import SubmitCopy
 from directory.core.errors import CapacityError, ProtocolError
 from directory.core.events import CopyDone, Event, MoverLost
@@ -20,6 +21,7 @@ from directory.core.ids import OpId, PoolId
 from directory.core.states import Table, step
 from directory.daemon.clock import now_us
 from directory.daemon.loop import Loop
+from directory.daemon.patience import Patience, Verdict
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
 from transfer.host_tier import HostTierMemory
@@ -31,7 +33,6 @@ RESTART_AFTER_MS_MAX: Final = 5_000
 STEADY_AFTER_MS: Final = 10_000
 """A mover that has lived so long after its start is replaced at once when it dies."""
 STARTS_WITHOUT_SUCCESS_MAX: Final = 3
-PING_AFTER_US: Final = 1_000_000
 
 Say = Callable[[MoverHandle], None]
 
@@ -99,12 +100,18 @@ class Movers:
         tier: HostTierMemory | None,
         silence_ms_max: int,
         counters: Counter[str],
+        *,
+        start_ms_max: int = limits.MOVER_START_MS_MAX,
+        options: Sequence[str] = (),
+        held_fds: Sequence[int] = (),
     ) -> None:
         self._loop = loop
         self._host = host
         self._device = device
         self._tier = tier
-        self._silence_us_max = silence_ms_max * 1000
+        self._patience = Patience(silence_ms_max, start_ms_max)
+        self._options = tuple(options)
+        self._held_fds = tuple(held_fds)
         self._counters = counters
         self.state = MoverState.NONE
         self._mover: MoverHandle | None = None
@@ -116,11 +123,9 @@ class Movers:
         self._copies: set[OpId] = set()
         self._waiting: list[SubmitCopy] = []  # copies that came while there was no mover
         self._tier_answers = 0
-        self._pinged = False
         self._failures = 0
         self._served_once = False
         self._since_us = 0
-        self._heard_us = 0
         self._restart_us = 0
 
     @property
@@ -133,14 +138,15 @@ class Movers:
     def start(self) -> None:
         """Start a mover now and tell it all that a mover has to know."""
         try:
-            mover = MoverHandle.spawn(self._device)
+            mover = MoverHandle.spawn(self._device, options=self._options, held_fds=self._held_fds)
         except OSError as error:
             self._plan_restart(f"no process can be started: {error}", lived_ms=0)
             return
         self._mover = mover
         self.state = step(MOVER, self.state, MoverEvent.SPAWN, self)
-        self._since_us = self._heard_us = now_us()
-        self._pinged = self._writing = False
+        self._since_us = now_us()
+        self._patience.heard(self._since_us)
+        self._writing = False
         self._counters["movers_started"] += 1
         self._watched_fd = mover.fileno()
         self._loop.watch(self._watched_fd, self._serve)
@@ -152,7 +158,7 @@ class Movers:
                 self._tier_answers = mover.open_tier(self._tier)
             for pool, registration in self._pools.items():
                 self._importing.add(pool)
-                mover.import_pool(pool, registration.layout, registration.handles, registration.fds)
+                _import(mover, pool, registration)
             waiting, self._waiting = self._waiting, []
             for copy in waiting:
                 self._copies.add(copy.op)
@@ -168,9 +174,7 @@ class Movers:
         """When `on_time` has something to do next, or None."""
         if self.state is MoverState.NONE:
             return self._restart_us
-        if self._busy:
-            return self._heard_us + (self._silence_us_max if self._pinged else PING_AFTER_US)
-        return None
+        return self._patience.due_us(slow=self._slow) if self._busy else None
 
     def on_time(self, now: int) -> None:
         """Start a successor, or find out whether a busy mover is still there."""
@@ -179,11 +183,19 @@ class Movers:
             return
         if self.state is MoverState.NONE:
             self.start()
-        elif self._mover is not None and not self._pinged:
-            self._pinged = True
+            return
+        if self._patience.asked:
+            # It may have answered while this process was busy or away.
+            self._serve(self._watched_fd)
+        if self._mover is None or not self._busy:
+            return
+        slow = self._slow
+        verdict = self._patience.judge(now, slow=slow)
+        if verdict is Verdict.ASK:
             self._tell_mover(lambda mover: mover.ping(0))
-        elif self._mover is not None:
-            self._lose(f"it has work and said nothing for {self._silence_us_max // 1000} ms")
+        elif verdict is Verdict.LOST:
+            silence_ms = self._patience.silence_us(slow=slow) // 1000
+            self._lose(f"it has work and said nothing for {silence_ms} ms")
 
     def replace(self) -> None:
         """Kill the mover and start another that knows no pool; the directory has begun anew."""
@@ -212,12 +224,9 @@ class Movers:
     def import_pool(self, pool: PoolId, registration: Registration) -> None:
         """Import a pool, and again into every successor; the host hears each outcome."""
         self._pools[pool] = registration
+        self._begin_work()
         self._importing.add(pool)
-        self._tell_mover(
-            lambda mover: mover.import_pool(
-                pool, registration.layout, registration.handles, registration.fds
-            )
-        )
+        self._tell_mover(lambda mover: _import(mover, pool, registration))
 
     def release_pool(self, pool: PoolId) -> None:
         """Close a pool at the mover; the host hears when nothing touches it any more."""
@@ -225,6 +234,7 @@ class Movers:
         if self._pools.pop(pool, None) is None or self._mover is None:
             self._host.on_unmapped(pool)
             return
+        self._begin_work()
         self._releasing.add(pool)
         self._tell_mover(lambda mover: mover.release_pool(pool))
 
@@ -233,6 +243,7 @@ class Movers:
         if self._mover is None:
             self._waiting.append(copy)
             return
+        self._begin_work()
         self._copies.add(copy.op)
         self._tell_mover(lambda mover: mover.submit(copy))
 
@@ -242,6 +253,16 @@ class Movers:
     def _busy(self) -> bool:
         work = self._copies or self._importing or self._releasing
         return bool(work) or self.state is MoverState.STARTING
+
+    def _begin_work(self) -> None:
+        """A mover without work owed no word: its silence counts from now on."""
+        if not self._busy:
+            self._patience.heard(now_us())
+
+    @property
+    def _slow(self) -> bool:
+        """Whether what the mover does may take long in a single step."""
+        return self.state is MoverState.STARTING or bool(self._importing or self._releasing)
 
     def _serve(self, _: int) -> None:
         mover = self._mover
@@ -255,8 +276,8 @@ class Movers:
         except (ProtocolError, OSError) as error:
             self._lose(str(error))
             return
-        self._heard_us = now_us()
-        self._pinged = False
+        if replies:
+            self._patience.heard(now_us())
         for reply in replies:
             if self._mover is not mover:
                 return  # it was given up on meanwhile, and the directory knows that
@@ -364,3 +385,9 @@ class Movers:
 
     def __repr__(self) -> str:
         return f"<Movers {self.state}, {len(self._pools)} pools, {len(self._copies)} copies>"
+
+
+def _import(mover: MoverHandle, pool: PoolId, registration: Registration) -> None:
+    mover.import_pool(
+        pool, registration.layout, registration.handles, registration.fds, registration.sync
+    )

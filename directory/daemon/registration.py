@@ -16,16 +16,20 @@ from directory.protocol.messages import Register
 from transfer.imports import TABLE_FDS
 from transfer.ipc.channel import close_fds
 from transfer.ipc.memory import MemoryHandle
+from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout
+from transfer.mover_handle import TIMELINE
 
 Handles = Annotated[tuple[MemoryHandle, ...], msgspec.Meta(max_length=limits.BUFFERS_PER_POOL_MAX)]
 
 _layouts = msgspec.msgpack.Decoder(PoolLayout)
+_syncs = msgspec.msgpack.Decoder(SyncHandle)
 _handles: msgspec.msgpack.Decoder[tuple[MemoryHandle, ...]] = msgspec.msgpack.Decoder(Handles)
 
 
 class Registration:
-    """One pool as its scheduler described it. `fds`: allocations, timelines, words."""
+    """One pool as its scheduler described it. `fds`: allocations, timelines, words; `sync`: how
+    its timelines are to be read."""
 
     def __init__(
         self,
@@ -33,11 +37,13 @@ class Registration:
         layout: PoolLayout,
         handles: tuple[MemoryHandle, ...],
         fds: Sequence[int],
+        sync: SyncHandle = TIMELINE,
     ) -> None:
         self.message = message
         self.layout = layout
         self.handles = handles
         self.fds = list(fds)
+        self.sync = sync
 
     @classmethod
     def read(cls, message: Register, fds: Sequence[int]) -> "Registration":
@@ -50,8 +56,11 @@ class Registration:
         try:
             layout = _layouts.decode(message.layout)
             handles = _handles.decode(message.handles)
+            sync = _syncs.decode(message.sync) if message.sync else TIMELINE
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise BadMessage(f"the pool's layout or handles cannot be decoded: {error}") from None
+            raise BadMessage(
+                f"the pool's layout, handles or sync cannot be decoded: {error}"
+            ) from None
         layout.check()
         if layout.page_bytes > limits.MESSAGE_BYTES_MAX:
             raise TooLarge(
@@ -62,7 +71,7 @@ class Registration:
                 f"{len(fds)} descriptors came with the pool; those of the timelines and of the "
                 "words must come with it"
             )
-        return cls(message, layout, handles, fds)
+        return cls(message, layout, handles, fds, sync)
 
     def event(self, token: int, now_us: int) -> PoolRegistered:
         """The event that asks the directory to take the pool in."""

@@ -2,14 +2,21 @@
 
 Owns the folder, the lock file and the paths of the two sockets. It must never remove anything but
 a socket of this user's, and it removes one only while it holds the lock: then its maker is dead.
+The daemon's movers hold the lock open too: a successor starts only when they can write nothing
+more, whatever became of the daemon that started them.
 """
 
 import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final
 
+from directory.daemon.clock import now_us
+
+ORPHANS_DEADLINE_US: Final = 2_000_000
+"""How long a start waits for the movers of a dead daemon: they die with it, within milliseconds."""
 LOCK_NAME: Final = "daemon.lock"
 SESSION_NAME: Final = "session.sock"
 ROUTER_NAME: Final = "router.sock"
@@ -29,6 +36,11 @@ class RuntimeDir:
         self.session_socket = path / SESSION_NAME
         self.router_socket = path / ROUTER_NAME
         self._lock_fd = lock_fd
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor whose last holder's end frees the folder."""
+        return self._lock_fd
 
     @classmethod
     def take(cls, path: Path) -> "RuntimeDir":
@@ -120,20 +132,52 @@ def _lock(file: Path, folder: Path) -> int:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise StartError(f"{file} is not a regular file; move it out of the way")
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        give_up_us = now_us() + ORPHANS_DEADLINE_US
+        while not _try_lock(fd):
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StartError(
-                f"a daemon with process id {holder} serves {folder} already; stop it or choose "
-                "another runtime_dir"
-            ) from None
+            if _is_alive(holder):
+                raise StartError(
+                    f"a daemon with process id {holder} serves {folder} already; stop it or "
+                    "choose another runtime_dir"
+                )
+            if now_us() >= give_up_us:
+                raise StartError(
+                    f"the daemon with process id {holder} is gone, but a mover process of it still "
+                    f"holds {folder}; end it (it may hang in a driver call) and start again"
+                )
+            time.sleep(0.01)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except (StartError, OSError):
         os.close(fd)
         raise
     return fd
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_alive(process: str) -> bool:
+    """Whether a process id is that of a running process (one that cannot be told counts as it)."""
+    if not process.isdigit():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    # A killed daemon that its parent has not waited for yet is dead all the same.
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")
 
 
 def _is_own_socket(place: Path) -> bool:

@@ -51,6 +51,10 @@ SECRET_BYTES: Final = 32
 BACKLOG: Final = 64
 ACCEPTS_PER_WAKE_MAX: Final = 32
 TEXT_CHARS_MAX: Final = 1_000
+NO_DESCRIPTORS: Final = (
+    "the daemon has no file descriptor left for another session; end some or raise its limit of "
+    "open files"
+)
 
 log = structlog.get_logger("session")
 
@@ -201,11 +205,15 @@ class Sessions:
             self._greet(FdChannel(sock))
 
     def _turn_away(self) -> None:
-        """Close one waiting connection unheard; left waiting it would wake the loop for ever."""
+        """Refuse one waiting connection unheard; left waiting it would wake the loop for ever."""
         assert self._listener is not None
         os.close(self._spare_fd)
         try:
-            self._listener.accept()[0].close()
+            channel = FdChannel(self._listener.accept()[0])
+            self._counters["sessions_refused"] += 1
+            with suppress(TreecoredError):
+                channel.send(encode(SessionRefused(TooMany.code, NO_DESCRIPTORS)))
+            channel.close()
         except OSError:
             pass  # it is gone by itself
         finally:

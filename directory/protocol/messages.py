@@ -58,8 +58,9 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     tuple of transfer.ipc.memory.MemoryHandle, one an allocation.
 
     File descriptors of the frame, in order: one memfd an allocation of the layout, the timelines,
-    the span words; all sealed against shrinking. Each rank of an instance registers on a session
-    of its own, with the fingerprint of the group and the memory of the rank.
+    the span words; all sealed against shrinking. `sync`: msgpack of transfer.ipc.sync.SyncHandle,
+    how the timelines are to be read (empty: they say it all). Each rank of an instance registers
+    on a session of its own, with the fingerprint of the group and the memory of the rank.
     """
 
     instance: str
@@ -69,6 +70,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     handles: bytes
     world_size: int = 1
     rank: int = 0
+    sync: bytes = b""
 
 
 class AdminCheck(msgspec.Struct, frozen=True, tag="admin_check"):

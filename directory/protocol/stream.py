@@ -46,6 +46,7 @@ class SendStream:
         self._open: OrderedDict[int, _Sent] = OrderedDict()
         self._last = 0
         self._acked = 0
+        self._answered = 0
 
     def push(self, body: object, *, asks: bool, now_us: int) -> int:
         """Number a message; the caller sends it at once. Raises `TooMany` when too much is open."""
@@ -59,15 +60,11 @@ class SendStream:
     def on_reply(self, acked: int, seq: int) -> bool:
         """Take in a reply's numbers. Returns whether `seq` is an answer still waited for."""
         if self._acked < acked <= self._last:
+            # What was acknowledged before and is open still asks, so only the news is looked at.
+            for number in range(self._acked + 1, acked + 1):
+                if not self._open[number].asks:
+                    del self._open[number]
             self._acked = acked
-            done = []
-            for number, sent_before in self._open.items():
-                if number > acked:
-                    break
-                if not sent_before.asks:
-                    done.append(number)
-            for number in done:
-                del self._open[number]
         sent = self._open.get(seq)
         if sent is None:
             return False
@@ -111,11 +108,16 @@ class SendStream:
 
     @property
     def answered(self) -> int:
-        """Every answer up to this number has been received or is not wanted."""
-        for seq, sent in self._open.items():
-            if sent.asks:
-                return seq - 1
-        return self._last
+        """Every answer up to this number has been received or is not wanted.
+
+        It never goes back, so each number is passed once however often this is read.
+        """
+        while self._answered < self._last:
+            sent = self._open.get(self._answered + 1)
+            if sent is not None and sent.asks:
+                break
+            self._answered += 1
+        return self._answered
 
     @property
     def open_count(self) -> int:
@@ -134,11 +136,12 @@ class ReceiveStream:
     def __init__(self) -> None:
         self.acked = 0
         self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._kept_bytes = 0
 
     def arrive(self, seq: int, answered: int) -> Arrival:
         """Take in a message's numbers; a NEW one must be carried out now."""
         while self._kept and next(iter(self._kept)) <= answered:
-            self._kept.popitem(last=False)
+            self._drop_oldest()
         if seq <= self.acked:
             return Arrival.DUPLICATE
         if seq > self.acked + 1:
@@ -147,11 +150,18 @@ class ReceiveStream:
         return Arrival.NEW
 
     def keep(self, seq: int, frame: bytes) -> int:
-        """Keep an answer until the client has it; returns how many old ones had to be dropped."""
+        """Keep an answer until the client has it; returns how many old ones had to be dropped.
+
+        Those go that were sent longest ago: they are the likeliest to have arrived.
+        """
+        self._kept_bytes += len(frame) - len(self._kept.pop(seq, b""))
         self._kept[seq] = frame
         dropped = 0
-        while len(self._kept) > limits.KEPT_ANSWERS_MAX:
-            self._kept.popitem(last=False)
+        while (
+            len(self._kept) > limits.KEPT_ANSWERS_MAX
+            or self._kept_bytes > limits.KEPT_ANSWERS_BYTES_MAX
+        ):
+            self._drop_oldest()
             dropped += 1
         return dropped
 
@@ -163,3 +173,12 @@ class ReceiveStream:
     def kept_count(self) -> int:
         """Answers kept."""
         return len(self._kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the answers kept."""
+        return self._kept_bytes
+
+    def _drop_oldest(self) -> None:
+        _, frame = self._kept.popitem(last=False)
+        self._kept_bytes -= len(frame)

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
-from unittest import mock
 
 from directory.core.actions import CopyKind, CopyPart, SubmitCopy
 from directory.core.events import CopyDone, Event, MoverLost
+from directory.core.limits import MOVER_SILENCE_MS_MAX
 from directory.daemon import movers
 from directory.daemon.clock import now_us
 from directory.daemon.loop import Loop
@@ -21,9 +21,7 @@ from transfer.host_tier import HostTierMemory
 class DaemonStub:
     """Implements `MoverHost`; the test turns the loop."""
 
-    def __init__(self, device: str, *, silence_ms_max: int, ping_after_ms: int = 250) -> None:
-        self._patch = mock.patch.object(movers, "PING_AFTER_US", ping_after_ms * 1000)
-        self._patch.start()
+    def __init__(self, device: str, *, silence_ms_max: int = MOVER_SILENCE_MS_MAX) -> None:
         self._loop = Loop()
         self.tier = HostTierMemory.create(TIER_BYTES, SEGMENT_BYTES)
         self.movers = movers.Movers(
@@ -48,7 +46,6 @@ class DaemonStub:
     ) -> None:
         self.movers.close()
         self._loop.close()
-        self._patch.stop()
 
     # MoverHost.
 

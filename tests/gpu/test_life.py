@@ -134,7 +134,7 @@ def test_a_lost_mover_is_replaced_and_no_host_page_with_it(
     page_bytes = peer.create(m.Create("pool")).layout.page_bytes
     peer.fill("pool", seed=1)
     content = peer.pages("pool")
-    with DaemonStub(f"cuda:{uuids[0]}", silence_ms_max=900) as daemon:
+    with DaemonStub(f"cuda:{uuids[0]}") as daemon:
         daemon.import_pool(1, peer.pools["pool"], peer.fds["pool"])
         assert daemon.copy("backup", 1, range(32), HOST, range(32)).outcome == "ok"
         pid = daemon.movers.pid

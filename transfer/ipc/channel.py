@@ -10,7 +10,9 @@ span two frames' descriptors, so a queue matches them to frames again.
 """
 
 import array
+import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -20,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from directory.core.errors import BadMessage, CapacityError, ProtocolError, TooLarge
+from directory.core.errors import BadMessage, CapacityError, ProtocolError, TooLarge, TooMany
 from directory.core.limits import FDS_PER_FRAME_MAX, MESSAGE_BYTES_MAX
 
 HEADER = struct.Struct("<IB")
@@ -38,6 +40,13 @@ class ChannelClosed(ProtocolError):
 
 class ChannelDeadline(ProtocolError):
     """No answer came before the deadline."""
+
+
+class OutOfDescriptors(TooMany, ProtocolError):
+    """This process has no room for the descriptors of a frame; the peer did nothing wrong.
+
+    Some of them are lost, and with them the order of the channel: it is of no more use.
+    """
 
 
 class PeerCredentials(NamedTuple):
@@ -171,9 +180,9 @@ class FdChannel:
     def receive(self) -> list[Frame]:
         """Return the frames that have arrived; the caller owns their descriptors from then on.
 
-        Raises `ChannelClosed` at the end of the channel and `BadMessage`/`TooLarge` on a broken
-        frame, each after everything that came before it has been delivered; after a broken frame
-        the channel is of no more use.
+        Raises `ChannelClosed` at the end of the channel, `BadMessage`/`TooLarge` on a broken
+        frame and `OutOfDescriptors`, each after everything that came before it has been delivered;
+        after a broken frame the channel is of no more use.
         """
         frames = list(self._ready)
         self._ready.clear()
@@ -193,11 +202,18 @@ class FdChannel:
     def call(self, payload: bytes, fds: Sequence[int] = (), *, deadline_s: float) -> Frame:
         """Send a frame and return the next one; raises `ChannelDeadline` when none came.
 
-        Frames that arrive beside the answer are kept for `receive`, which no poll announces.
+        Frames that arrive beside the answer are kept for `receive`, which no poll announces. A
+        peer that has closed its end may have said why before: that is returned as the answer.
         """
         give_up = time.monotonic() + deadline_s
-        self.send(payload, fds)
-        self.wait_sent(give_up - time.monotonic())
+        try:
+            self.send(payload, fds)
+            self.wait_sent(give_up - time.monotonic())
+        except ChannelClosed:
+            # With nothing left to read this raises the same.
+            self._ready.extend(self.receive())
+            if not self._ready:
+                raise
         return self.wait_frame(give_up - time.monotonic())
 
     def wait_sent(self, deadline_s: float) -> None:
@@ -260,7 +276,13 @@ class FdChannel:
                     fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
                     self._received_fds.extend(fds)
             if flags & socket.MSG_CTRUNC:
-                raise BadMessage("more descriptors came with a frame than the channel takes")
+                why = _why_truncated(self._sock.fileno())
+                if isinstance(why, OutOfDescriptors):
+                    # Whole frames may have come in the same read, before the one that is lost.
+                    self._received += data
+                    with suppress(ProtocolError):
+                        self._cut_frames(frames)
+                raise why
             if not data:
                 raise ChannelClosed("the peer has closed the channel")
             self._received += data
@@ -307,3 +329,21 @@ class FdChannel:
             if left_s <= 0:
                 raise ChannelDeadline("the peer did not answer before the deadline")
             poller.poll(left_s * 1000 + 1)
+
+
+def _why_truncated(fd: int) -> ProtocolError:
+    """Why the kernel has thrown descriptors away: it says only that it has.
+
+    It hands over as many as the process has room for; whether there is room is asked of it again.
+    """
+    try:
+        os.close(os.dup(fd))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return OutOfDescriptors(
+            f"descriptors came with a frame for which this process has no room (limit {soft}): "
+            f"{error.strerror}; raise its limit of open files"
+        )
+    return BadMessage("more descriptors came with a frame than the channel takes")

@@ -90,6 +90,8 @@ def test_a_stop_signal_while_it_starts_is_obeyed(tmp_path: Path) -> None:
 def test_the_mover_dies_with_a_killed_daemon(daemon: DaemonProcess) -> None:
     with RawClient(daemon.runtime_dir, "a") as client:
         mover = client.stats()["daemon_mover_pid"]
+        held = [os.readlink(fd) for fd in Path(f"/proc/{mover}/fd").iterdir()]
+        assert str(daemon.runtime_dir / "daemon.lock") in held, "a successor waits for the mover"
         daemon.kill()
     wait_until(lambda: process_is_gone(mover))
 

@@ -12,12 +12,14 @@ from directory.core.actions import Counters
 from directory.core.errors import InstanceLive, TreecoredError
 from directory.core.events import Mode, Stats
 from directory.core.tokens import pack_tokens
+from directory.protocol.messages import AdminCheck, AdminReport
 from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.dial import DaemonDial
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.session import DaemonAbsent
 from scheduler_shim.worker_messages import Finished
-from tests.integration.daemon.support import DaemonProcess
+from tests.integration.daemon.support import DaemonProcess, SessionClient
 
 PAGE_SIZE = 16
 QUICK = Deadlines(call_ms=200, restore_ms=2_000, connect_ms=20_000, misses_max=2)
@@ -139,6 +141,53 @@ def test_a_second_client_of_a_live_instance_is_told_so(daemon: DaemonProcess) ->
     with pytest.raises(InstanceLive, match="another instance id"):
         Node(daemon, "a", "mirrored")
     assert node.serve(1, 1, 2).error == ""
+    node.close()
+
+
+def test_the_ranks_of_an_instance_register_as_one_group(daemon: DaemonProcess) -> None:
+    pools = [SharedPool(page_size=PAGE_SIZE, page_count=8, bytes_per_token=256) for _ in range(2)]
+    first = DaemonClient.connect(
+        daemon.runtime_dir, pools[0], instance="g", mode="thin", deadlines=QUICK, world_size=2
+    )
+    dial = DaemonDial(
+        daemon.runtime_dir, pools[1], instance="g", deadlines=QUICK, world_size=2, rank=1
+    )
+    attempt = dial.begin("thin")
+    second = attempt.step()
+    give_up = time.monotonic() + 20
+    while second is None and time.monotonic() < give_up:
+        second = attempt.step()
+    assert second is not None
+    with SessionClient(daemon.runtime_dir) as admin:
+        admin.hello()
+        report = admin.call(AdminCheck())
+    assert isinstance(report, AdminReport)
+    assert [(pool.instance, pool.ranks, pool.world_size) for pool in report.pools] == [("g", 2, 2)]
+    for client, pool in zip((first, second), pools, strict=True):
+        client.close()
+        pool.close()
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_a_scheduler_whose_daemon_only_paused_keeps_it_f76(
+    daemon: DaemonProcess, mode: Mode
+) -> None:
+    node = Node(daemon, "a", mode)
+    node.serve(1, 1, 2, 3)
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2 * QUICK.misses_max):  # asked together, late together
+            node.client.ask(Stats())
+        give_up = time.monotonic() + 20
+        while node.client.counters.get("deadlines_missed", 0) < 2 * QUICK.misses_max:
+            assert time.monotonic() < give_up
+            node.scheduler.tick()
+            node.client.wait(10_000)
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    node.settle()
+    assert (node.client.lost, node.scheduler.mode) == ("", mode)
+    assert node.serve(2, 1, 2, 3, 4).own_pages == 3
     node.close()
 
 

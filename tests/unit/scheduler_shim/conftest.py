@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from directory.core.events import Mode
+from tests.unit.scheduler_shim.pair import Pair
 from tests.unit.scheduler_shim.support import MODES, Cluster, FakeDaemon
 
 
@@ -26,3 +27,10 @@ def cluster(daemon: FakeDaemon) -> Iterator[Cluster]:
     cluster = Cluster(daemon)
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()

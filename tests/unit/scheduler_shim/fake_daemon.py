@@ -117,6 +117,8 @@ class FakeDaemon:
         self.copies: list[SubmitCopy] = []
         self.fail_copies: Callable[[SubmitCopy], bool] = lambda _: False
         self._peers: dict[int, _Peer] = {}
+        self._instances: dict[int, str] = {}
+        self._mapped_still: dict[int, str] = {}
         self._tokens = 0
 
     def connect(
@@ -154,6 +156,7 @@ class FakeDaemon:
                 tables=self.ipc,
             )
         )
+        self._instances[registered.pool] = instance
         link = FakeLink(self)
         self._peers[registered.pool] = _Peer(link, registered.pool)
         client = DaemonClient(
@@ -163,6 +166,11 @@ class FakeDaemon:
         )
         client.attach()
         return client, link
+
+    def mapped_still(self, instance: str) -> bool:
+        """Whether the mover may still write into an earlier pool of the instance; as long as it
+        does, a daemon does not answer its next registration."""
+        return instance in self._mapped_still.values()
 
     def run(self) -> None:
         """Carry out every message that has arrived and every copy that is not held."""
@@ -177,7 +185,9 @@ class FakeDaemon:
         while not self.engine.idle:
             events = self.engine.step()
             for event in events:
-                if not isinstance(event, PoolReleased):
+                if isinstance(event, PoolReleased):
+                    self._mapped_still.pop(event.pool, None)
+                else:
                     self.tell(event)
             if not events and self.engine.only_fences:
                 break
@@ -212,6 +222,7 @@ class FakeDaemon:
             peer.link.alive = False
         self._close_engine()
         self._peers.clear()
+        self._mapped_still.clear()
         self.absent = True
 
     def restart(self) -> None:
@@ -284,4 +295,5 @@ class FakeDaemon:
                 else:
                     self.engine.submit(action)
             elif isinstance(action, ReleasePool):
+                self._mapped_still[action.pool] = self._instances[action.pool]
                 self.engine.release_pool(action.pool)

@@ -62,6 +62,8 @@ class FakeDial:
     def step(self) -> DaemonClient | None:
         if self.refusal is not None:
             raise self.refusal
+        if self._daemon.mapped_still(self._instance):
+            return None  # it registers, and has no answer yet
         client, self._node.link = self._daemon.connect(
             self._node.pool,
             instance=self._instance,

@@ -1,19 +1,17 @@
 """The client: deadlines, late answers, lost frames, epochs and the end of a daemon."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from directory.core.actions import Counters, Matched, Refused, Restored
 from directory.core.errors import BadMessage, StaleNode, StaleReceipt
 from directory.core.events import Insert, Lock, Match, PoolClosed, Restore, Stats, Unlock
-from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages
 from directory.protocol.codec import decode_envelope
 from directory.protocol.messages import Acked, Attach, Attached
-from scheduler_shim.client import DaemonClient, Deadlines, Samples
+from scheduler_shim.client import DaemonClient
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.session import DaemonAbsent, Registration
+from tests.unit.scheduler_shim.pair import KEY, QUICK, Pair, question
 from tests.unit.scheduler_shim.support import (
     BYTES_PER_TOKEN,
     EPOCH,
@@ -22,49 +20,6 @@ from tests.unit.scheduler_shim.support import (
     FakeLink,
     tokens,
 )
-
-KEY = NamespaceKey()
-QUICK = Deadlines(call_ms=1_000, restore_ms=5_000, connect_ms=1_000, misses_max=3)
-
-
-class Pair:
-    """Two registered pools: what the first publishes, the second can have restored."""
-
-    def __init__(self) -> None:
-        self.daemon = FakeDaemon()
-        self.pools = [
-            SharedPool(page_size=PAGE_SIZE, page_count=8, bytes_per_token=BYTES_PER_TOKEN)
-            for _ in range(2)
-        ]
-        self.source, _ = self.daemon.connect(self.pools[0], instance="a")
-        self.client, self.link = self.daemon.connect(self.pools[1], instance="b", deadlines=QUICK)
-
-    def publish(self) -> None:
-        insert = Insert("r", 0, KEY, tokens(1, 2, 3), pack_pages([0, 1, 2]), 1, 0, (0, 0))
-        self.source.report(insert)
-        self.daemon.run()
-
-    def later(self, seconds: float) -> None:
-        self.daemon.clock_us += int(seconds * 1e6)
-
-    def close(self) -> None:
-        self.client.close()
-        self.source.close()
-        self.daemon.run_copies()
-        for pool in self.pools:
-            pool.close()
-        self.daemon.close()
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.close()
-
-
-def question() -> Match:
-    return Match("q", 0, KEY, tokens(1, 2, 3))
 
 
 def test_a_call_returns_the_answer_and_samples_its_round_trip(pair: Pair) -> None:
@@ -205,6 +160,41 @@ def test_an_answer_in_between_starts_the_count_of_misses_anew(pair: Pair) -> Non
     assert pair.client.lost == ""
 
 
+def test_questions_that_a_pause_makes_late_together_are_one_miss_f76(pair: Pair) -> None:
+    for _ in range(QUICK.misses_max):
+        pair.client.ask(Stats())
+    pair.later(2)  # the daemon stands still, and so does everything that was asked of it
+    assert [reply for _, reply in pair.client.poll()] == [None] * QUICK.misses_max
+    assert (pair.client.lost, pair.client.counters["deadlines_missed"]) == ("", 3)
+    pair.daemon.run()
+    assert isinstance(pair.client.call(Stats()), Counters)
+
+
+def test_what_waited_already_when_a_miss_was_counted_is_no_further_miss_f76(pair: Pair) -> None:
+    pair.daemon.drop_request = lambda _: True
+    for _ in range(QUICK.misses_max):
+        pair.client.ask(Stats())
+        pair.later(0.1)
+    for _ in range(QUICK.misses_max):
+        pair.later(0.4)
+        pair.client.poll()
+    assert pair.client.counters["deadlines_missed"] == 3
+    assert pair.client.lost == ""
+    assert pair.client.call(Stats()) is None
+    assert pair.client.lost == ""
+    assert pair.client.call(Stats()) is None
+    assert "3 messages in a row had no answer" in pair.client.lost
+
+
+def test_any_frame_of_the_daemon_starts_the_count_of_misses_anew_f76(pair: Pair) -> None:
+    pair.daemon.drop_request = lambda _: True
+    for _ in range(2 * QUICK.misses_max):
+        assert pair.client.call(Stats()) is None
+        pair.daemon.say(2, 0, Acked())
+    pair.client.poll()
+    assert pair.client.lost == ""
+
+
 def test_an_idle_client_stays_registered_f65(pair: Pair) -> None:
     pair.later(365 * 24 * 3600)
     assert isinstance(pair.client.call(Stats()), Counters)
@@ -308,11 +298,3 @@ def test_a_wait_does_not_sleep_over_an_answer_that_a_call_took_in(pair: Pair) ->
 def test_attached_is_no_answer_to_a_message(pair: Pair) -> None:
     pair.daemon.say(2, 0, Attached())
     assert pair.client.poll() == []
-
-
-def test_a_sample_is_bounded_and_even() -> None:
-    samples = Samples(most=100)
-    for value in range(10_000):
-        samples.add(value)
-    assert (len(samples.values), samples.seen) == (100, 10_000)
-    assert 3_000 < sum(samples.values) / 100 < 7_000

@@ -57,9 +57,11 @@ def test_what_was_inserted_is_matched(mirror: Mirror) -> None:
 def test_a_report_names_the_canonical_pages_and_no_span_without_new_ones(mirror: Mirror) -> None:
     first = insert(mirror, tokens(1, 2), 5, 6)
     assert (first.report.span, first.report.pages) == (1, pack_pages([5, 6]))
+    assert first.report.fresh_pages == 2
     again = insert(mirror, tokens(1, 2), 3, 4)
     assert list(unpack_pages(again.outcome.duplicates)) == [3, 4]
     assert (again.report.pages, again.report.span) == (pack_pages([5, 6]), 0)
+    assert again.report.fresh_pages == 0
 
 
 def test_the_words_have_moved_on_when_pages_are_given_up(mirror: Mirror, words: WordTable) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from directory.core.actions import Restored
-from directory.core.events import Body, Mode
+from directory.core.events import Body, Live, Mode
 from directory.protocol.messages import Attached, DaemonBody
 from scheduler_shim.client import Deadlines
 from tests.unit.scheduler_shim.support import FakeDaemon, Node, tokens
@@ -142,12 +142,16 @@ def test_a_storm_of_requests_leaves_every_page_accounted_for_f26_f76(
     try:
         storm.run()
         storm.settle()
+        if disturbed != "not":  # time passes
+            assert any(isinstance(body, Live) for body in storm.daemon.heard)
         finished = [record for node in storm.nodes for record in node.finished.values()]
         assert len(finished) == storm.submitted
         assert sum(record.wrong for record in finished) == 0
         assert {r.error for r in finished if " need " not in r.error} <= {"", "aborted"}
         directory = storm.daemon.directory
         assert len(directory.leases) == 0
+        # Every lease went with its release; a list of live requests never took one away.
+        assert "leases_unlisted" not in directory.counters
         assert len(directory.pools) == len(storm.nodes)
         for node in storm.nodes:
             assert node.scheduler.degraded == ""

@@ -22,6 +22,7 @@ from tests.unit.transfer.support import (
     small_tier,
 )
 from transfer.device.cpu import CpuDevice
+from transfer.engine import EngineLimits
 from transfer.ipc.channel import HEADER, ChannelClosed, FdChannel
 from transfer.messages import (
     Imported,
@@ -49,18 +50,19 @@ DEADLINE_S = 30
 class Client:
     """The daemon's side of a mover that runs in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: EngineLimits | None = None) -> None:
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel, theirs = FdChannel(self.socket), FdChannel(other)
         self.ended: list[type[BaseException]] = []
         self._theirs = theirs
+        self._limits = limits
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         assert self.next() == Ready(os.getpid(), "cpu")
 
     def _run(self) -> None:
         try:
-            Mover(self._theirs, CpuDevice()).run()
+            Mover(self._theirs, CpuDevice(), self._limits).run()
         except ChannelClosed:
             self.ended.append(ChannelClosed)
 
@@ -222,14 +224,48 @@ def test_a_copy_waits_for_its_fence_while_others_are_served(
     assert owned.read_page(1) == owned.pattern(1, 0)
 
 
-def test_an_op_sent_twice_is_rejected_and_completes_once(client: Client, owned: OwnedPool) -> None:
+def test_an_op_sent_twice_fails_once_by_its_name(client: Client, owned: OwnedPool) -> None:
     client.import_pool(1, owned)
     request = copy(1, "peer_copy", part(1, [0], 1, [1]), fences=[(1, 1, 4)])
     client.channel.send(encode(request))
-    assert isinstance(client.ask(request), Rejected)
+    done = client.ask(request)
+    assert isinstance(done, CopyDone)
+    assert (done.op, done.outcome) == (1, "failed")
     owned.timelines.write(1, 4)
-    assert isinstance(client.next(), CopyDone)
     assert client.ask(Ping(1)) == Pong(1)
+
+
+def test_a_copy_too_many_fails_by_its_name_and_harms_no_other(owned: OwnedPool) -> None:
+    client = Client(EngineLimits(copies_max=1))
+    client.import_pool(1, owned)
+    waits = copy(1, "peer_copy", part(1, [0], 1, [1]), fences=[(1, 1, 4)])
+    client.channel.send(encode(waits))
+    done = client.ask(copy(2, "peer_copy", part(1, [2], 1, [3])))
+    assert isinstance(done, CopyDone)
+    assert (done.op, done.outcome) == (2, "failed")
+    assert "copies under way" in done.detail
+    owned.timelines.write(1, 4)
+    done = client.next()
+    assert isinstance(done, CopyDone)
+    assert (done.op, done.outcome) == (1, "ok")
+    client.close()
+
+
+def test_a_ping_behind_many_copies_is_answered_before_they_are_done(owned: OwnedPool) -> None:
+    # One range a slice: what a step does is little, and between two of them messages are read.
+    client = Client(EngineLimits(slice_ranges=1, submissions_max=1))
+    client.import_pool(1, owned)
+    count = 50
+    frames = [
+        encode(copy(op, "peer_copy", part(1, range(8), 1, range(8, 16))))
+        for op in range(1, count + 1)
+    ]
+    frames.append(encode(Ping(7)))
+    client.socket.sendall(b"".join(HEADER.pack(len(f), 0) + f for f in frames))
+    replies = [client.next() for _ in range(count + 1)]
+    assert replies.index(Pong(7)) < count // 2
+    assert {r.outcome for r in replies if isinstance(r, CopyDone)} == {"ok"}
+    client.close()
 
 
 def test_shutdown_finishes_what_runs_and_drops_what_waits(client: Client, owned: OwnedPool) -> None:

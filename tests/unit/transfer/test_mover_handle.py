@@ -15,6 +15,7 @@ from directory.core.events import CopyDone
 from tests.unit.transfer.support import HOST, OwnedPool, copy, part, slot, small_layout, small_tier
 from transfer.host_tier import HostTierMemory
 from transfer.ipc.channel import ChannelClosed
+from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout, page_first
 from transfer.messages import Imported, Pong, Ready, Released, Reply, TierOpened
 from transfer.mover_handle import MoverHandle
@@ -212,10 +213,33 @@ def test_a_mover_that_is_asked_to_shut_down_exits_cleanly(handle: MoverHandle) -
     assert handle.exit_status() == 0
 
 
-def test_an_interrupt_at_the_terminal_does_not_end_a_mover(handle: MoverHandle) -> None:
-    handle.terminate(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_terminal_or_a_service_sends_to_all_does_not_end_a_mover(
+    handle: MoverHandle, number: signal.Signals
+) -> None:
+    handle.terminate(number)
     handle.ping(1)
     assert take(handle) == [Pong(1)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_mover_that_is_still_starting_is_not_ended_either(number: signal.Signals) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handle = MoverHandle.spawn()
+    handle.terminate(number)  # long before its first line of Python
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert take(handle) == [Ready(handle.pid, "cpu")]
+    assert blocked(handle.pid) & 1 << (number - 1) == 0
+    handle.close()
+
+
+def test_a_pools_sync_reaches_the_mover(handle: MoverHandle) -> None:
+    pool = OwnedPool(small_layout())
+    handle.import_pool(1, pool.layout, pool.handles, pool.fds, SyncHandle("smoke"))
+    (answer,) = take(handle)
+    assert isinstance(answer, Imported)
+    assert "not 'smoke'" in answer.detail
+    pool.close()
 
 
 def test_a_closed_channel_ends_the_mover(handle: MoverHandle) -> None:
@@ -239,6 +263,13 @@ def test_a_mover_dies_with_its_killed_parent(stopped: bool) -> None:
         parent.kill()
         wait_readable(pidfd)
         os.close(pidfd)
+
+
+def blocked(pid: int) -> int:
+    """The signals that a process blocks, as a mask."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["SigBlk"], 16)
 
 
 def wait_for_death_signal(pid: int) -> None:

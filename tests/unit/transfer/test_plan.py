@@ -1,7 +1,8 @@
 """The planner against a naive copier that moves one chunk of one page after the other."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from directory.core.actions import CopyPart
 from directory.core.errors import LayoutError
 from tests.unit.transfer.support import HOST, packed, part, slot, small_layout
+from transfer import plan as module
 from transfer.host_tier import TierShape
 from transfer.layout import PoolLayout, mha_layer_first, mla, page_first
-from transfer.plan import ChunkCache, MemoryKey, RangeBatch, Shard, forget, plan, slices
+from transfer.plan import ChunkCache, MemoryKey, Range, RangeBatch, Shard, forget, plan, slices
 
 PER_SEGMENT = 8
 PAGES = 24
@@ -55,7 +57,7 @@ def naive(memories: Memories, copy_part: CopyPart, table: dict[int, PoolLayout])
             memories[key][at : at + buffer.chunk_bytes] = chunk
 
 
-def carry_out(memories: Memories, batches: list[RangeBatch]) -> None:
+def carry_out(memories: Memories, batches: Iterable[RangeBatch]) -> None:
     for batch in batches:
         assert batch.nbytes == sum(n for _, _, n in batch.ranges)
         for source, target, n in batch.ranges:
@@ -116,7 +118,7 @@ def test_a_plan_moves_exactly_the_bytes_that_a_naive_copier_moves(
     expected, whole, sliced = (make_memories(table, tier, 7) for _ in range(3))
     naive(expected, copy_part, table)
 
-    batches = plan([copy_part], table, tier)
+    batches = list(plan([copy_part], table, tier))
     carry_out(whole, batches)
     assert whole == expected
 
@@ -127,7 +129,7 @@ def test_a_plan_moves_exactly_the_bytes_that_a_naive_copier_moves(
     assert sliced == expected
 
 
-def ranges_of(batches: list[RangeBatch]) -> int:
+def ranges_of(batches: Iterable[RangeBatch]) -> int:
     return sum(len(batch.ranges) for batch in batches)
 
 
@@ -148,7 +150,7 @@ def test_a_run_ends_where_either_side_jumps_or_a_segment_ends() -> None:
 
 def test_a_peer_copy_between_layer_first_pools_is_one_range_a_buffer() -> None:
     layout = LAYOUTS["layer first"]
-    batches = plan([part(1, range(8), 2, range(8))], {1: layout, 2: layout}, None)
+    batches = list(plan([part(1, range(8), 2, range(8))], {1: layout, 2: layout}, None))
     assert [len(b.ranges) for b in batches] == [1, 1, 1, 1]
     assert [b.source for b in batches] == [(1, 0), (1, 1), (1, 2), (1, 3)]
 
@@ -156,7 +158,7 @@ def test_a_peer_copy_between_layer_first_pools_is_one_range_a_buffer() -> None:
 def test_a_layer_first_backup_moves_whole_chunks() -> None:
     layout = LAYOUTS["layer first"]
     tier = TierShape(PAGES * layout.page_bytes, PAGES * layout.page_bytes)
-    batches = plan([part(1, range(8), HOST, range(8))], {1: layout}, tier)
+    batches = list(plan([part(1, range(8), HOST, range(8))], {1: layout}, tier))
     assert {n for b in batches for _, _, n in b.ranges} == {layout.buffers[0].chunk_bytes}
     assert ranges_of(batches) == 8 * 4
 
@@ -233,6 +235,29 @@ def test_slots_of_several_shards_are_fewer_and_one_beyond_is_refused() -> None:
     layout = small_layout(PAGES)
     tier = TierShape(8 * layout.page_bytes, 8 * layout.page_bytes)
     shard = Shard(2 * layout.page_bytes, layout.page_bytes)
-    assert plan([part(1, [0], HOST, [3])], {1: layout}, tier, None, shard)
+    assert list(plan([part(1, [0], HOST, [3])], {1: layout}, tier, None, shard))
     with pytest.raises(LayoutError, match="not in the tier"):
         plan([part(1, [0], HOST, [4])], {1: layout}, tier, None, shard)
+
+
+def test_ranges_are_made_as_they_are_taken_and_pages_are_checked_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A million tokens' restore has ten million ranges: to make them at once takes seconds, in
+    # which a mover answers nobody.
+    made: list[int] = []
+    whole = module._ranges
+
+    def counted(*what: Any) -> list[Range]:
+        made.append(1)
+        return whole(*what)
+
+    monkeypatch.setattr(module, "_ranges", counted)
+    layout = LAYOUTS["layer first"]
+    table = {1: layout, 2: layout}
+    batches = plan([part(1, range(4), 2, range(4)), part(1, range(2), 2, [8, 9])], table, None)
+    assert made == []
+    next(slices(batches, 1, 1))
+    assert len(made) == 1
+    with pytest.raises(LayoutError, match="beyond"):
+        plan([part(1, [0], 2, [0]), part(1, [PAGES], 2, [1])], table, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from directory.core import limits
@@ -41,6 +42,72 @@ def test_what_is_too_large_is_refused(body: Body) -> None:
     answer = Scheduler(World(), "a").ask(body)
     assert isinstance(answer, Refused)
     assert answer.code == "too_large"
+
+
+@pytest.mark.parametrize("mode", ["thin", "mirrored"])
+@pytest.mark.parametrize(("unit_bytes", "page_size"), [(4, 1), (8, 1), (4, 2)])
+def test_a_prompt_of_too_many_pages_is_refused_at_match_and_insert_alike(
+    mode: str, unit_bytes: int, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROMPT_PAGES_MAX", 3)
+    who = Scheduler(World(), "a", mode, page_size=page_size)  # type: ignore[arg-type]
+    key = KEY if unit_bytes == 4 else msgspec.structs.replace(KEY, wide=True)
+    tokens = bytes(4 * unit_bytes * page_size)
+    answers = [
+        who.ask(Match("r", 1, key, tokens)),
+        who.ask(Insert("r", 1, key, tokens, pack_pages([0, 1, 2, 3]), 1, 0, (0, 0))),
+        who.ask(Insert("r", 1, key, tokens, bytes(limits.PAGES_BYTES_MAX + 4), 1, 0, (0, 0))),
+    ]
+    for answer in answers:
+        assert isinstance(answer, Refused)
+        assert answer == Refused("too_large", answer.message)
+        assert "a prompt of 4 pages, at most 3" in answer.message
+    shorter = tokens[:-4]  # a partial page does not count
+    assert isinstance(who.ask(Match("r", 1, key, shorter)), Matched)
+    assert not isinstance(
+        who.ask(Insert("r", 1, key, shorter, pack_pages([0, 1, 2]), 1, 0, (0, 0))), Refused
+    )
+
+
+def test_the_longest_prompt_is_matched_and_one_page_more_is_not() -> None:
+    who = Scheduler(World(), "a")
+    longest = bytes(4 * limits.PROMPT_PAGES_MAX)
+    assert isinstance(who.ask(Match("r", 1, KEY, longest)), Matched)
+    more = who.ask(Match("r", 1, KEY, longest + bytes(4)))
+    assert isinstance(more, Refused)
+    assert more.code == "too_large"
+
+
+def test_an_eviction_names_no_more_pages_than_a_message_carries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 3)
+    a = Scheduler(World(), "a")
+    a.publish(range(8))
+    first, rest = a.evict(7), a.evict(2)
+    assert (first, rest) == ([7, 6, 5], [4, 3])
+    a.check()
+
+
+def test_a_thin_flush_in_portions_ends_with_nothing_evictable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 3)
+    a = Scheduler(World(), "a")
+    a.publish(range(8))
+    portions = []
+    while a.totals()[0]:
+        portions.append(len(a.flush()))
+    assert portions == [3, 3, 2]
+    a.check()
+
+
+def test_a_mirrored_flush_is_not_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 3)
+    a = Scheduler(World(), "a", "mirrored")
+    a.publish(range(8))
+    assert isinstance(a.ask(Flush("pool", 1)), Done)
+    assert a.state.owned == set()
 
 
 @pytest.mark.parametrize("pages", [0, -1, 33])

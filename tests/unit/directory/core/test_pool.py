@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from directory.core.actions import Inserted, Refused
 from directory.core.events import Evicted, Insert, Mode
@@ -139,3 +140,24 @@ def test_what_is_left_of_a_span_is_guarded_by_its_new_word() -> None:
         who.evict(1)
         (span,) = world.directory.pools[who.pool].spans.values()
         assert span.value == 1 == next(iter(world.words[who.pool].values()))
+
+
+def test_a_mirror_that_counts_other_fresh_pages_has_diverged_and_nothing_is_published() -> None:
+    world = World()
+    a = Scheduler(world, "a", "mirrored")
+    assert a.ask(replace(insert([1, 2], [5, 6]), fresh_pages=2)) is None
+    assert a.ask(replace(insert([1, 2], [5, 6]), fresh_pages=0)) is None
+    assert a.ask(replace(insert([1, 2, 3], [5, 6, 7], 2), fresh_pages=1)) is None
+    assert a.ask(insert([1, 2, 3, 4], [5, 6, 7, 8], 3)) is None
+    for said in (0, 2, -2):
+        again = a.ask(replace(insert([1, 9], [5, 9], 4), fresh_pages=said))
+        assert code(again) == "diverged"
+        assert a.state.owned == set(), "the owner republishes"
+        a.ask(insert([1, 2], [5, 6]))
+
+
+def test_a_thin_pool_is_told_what_is_fresh_and_does_not_say_it() -> None:
+    world = World()
+    a = Scheduler(world, "a")
+    assert code(a.ask(replace(insert([1, 2], [5, 6]), fresh_pages=2))) == "wrong_mode"
+    assert a.state.owned == set()

@@ -8,6 +8,7 @@ import pytest
 from directory.daemon.config import ConfigError, Settings, default_runtime_dir, load_settings
 
 GIB = 1024**3
+GPU = "GPU-12345678-9abc-def0-1234-56789abcdef0"
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,11 @@ def test_the_runtime_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("host_tier = ", {}, ["treecored.toml", "not TOML"]),
         ('host_tier = "64TiB"\nsegment = "64KiB"', {}, ["segments", "choose a larger segment"]),
         ("", {"log_level": "loud"}, ["log_level", "flag", "'loud'"]),
-        ("", {"device": "tpu"}, ["device", "'tpu'"]),
+        ("", {"device": "tpu"}, ["device", "'tpu'", "UUID"]),
+        ("", {"device": "cuda:0"}, ["device", "'cuda:0'", "UUID"]),
+        ("", {"device": f"cuda:{GPU}\n"}, ["device", "UUID"]),
+        ("", {"device": f"cuda:{GPU} --fd 3"}, ["device", "UUID"]),
+        ("mover_start_ms_max = 1", {}, ["mover_start_ms_max"]),
         ("", {"sessions_max": "0"}, ["sessions_max", "flag"]),
     ],
 )
@@ -103,3 +108,15 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 def test_settings_do_not_change_afterwards() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().host_tier = 1  # type: ignore[assignment]
+
+
+def test_a_gpu_is_named_by_its_uuid(tmp_path: Path) -> None:
+    path = file(tmp_path, f'device = "cuda:{GPU}"\nhost_unpinned = true\n')
+    settings = load_settings(path)
+    assert (settings.device, settings.host_unpinned) == (f"cuda:{GPU}", True)
+    assert (load_settings().device, load_settings().host_unpinned) == ("cpu", False)
+
+
+def test_a_mover_that_hangs_is_found_out_within_two_seconds_by_default() -> None:
+    settings = load_settings()
+    assert settings.mover_silence_ms_max < 2_000 < settings.mover_start_ms_max

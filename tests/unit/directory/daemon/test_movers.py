@@ -1,191 +1,40 @@
-"""Mover supervision with a pretended mover: when it is started, asked, given up on and replaced."""
+"""Mover supervision with a pretended mover: when it is started, told, and replaced."""
 
-import os
-import signal
-from collections import Counter
 from collections.abc import Iterator
-from typing import ClassVar
 
 import pytest
 
-from directory.core.actions import SubmitCopy
 from directory.core.events import CopyDone, Event, MoverLost
 from directory.daemon import movers as module
-from directory.daemon.loop import Loop
 from directory.daemon.movers import MOVER, Movers, MoverState
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
-from directory.protocol.messages import Register
+from tests.unit.directory.daemon.mover_rig import (
+    LAYOUT,
+    REGISTRATION,
+    SILENCE_MS,
+    PretendMover,
+    PretendTier,
+    Rig,
+    copy,
+    pretended_movers,
+)
 from transfer import messages
-from transfer.ipc.channel import ChannelClosed
-from transfer.layout import mha_layer_first
-from transfer.messages import Imported, Pong, Ready, Rejected, Released, Reply, TierOpened
-
-SILENCE_MS = 5_000
-LAYOUT = mha_layer_first(layers=1, page_size=4, page_count=8, heads=1, head_dim=8, itemsize=1)
-REGISTRATION = Registration(Register("a", b"f", "mirrored", b"", b""), LAYOUT, (), ())
-
-
-class PretendMover:
-    """Stands for a `MoverHandle`: records what it is told, says what a test puts in its mouth."""
-
-    made: ClassVar["list[PretendMover]"] = []
-    spawn_error: OSError | None = None
-
-    def __init__(self) -> None:
-        self.fd, self.pidfd = os.eventfd(0), os.eventfd(0)
-        self.told: list[object] = []
-        self.says: list[Reply] = []
-        self.want_write = False
-        self.gone = False
-        self.closed = False
-        self.pid = 1000 + len(self.made)
-        self.made.append(self)
-
-    @classmethod
-    def spawn(cls, device: str) -> "PretendMover":
-        assert device == "cpu"
-        if cls.spawn_error is not None:
-            raise cls.spawn_error
-        return cls()
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def say(self, *replies: Reply) -> None:
-        self.says += replies
-        os.eventfd_write(self.fd, 1)
-
-    def die(self) -> None:
-        self.gone = True
-        os.eventfd_write(self.pidfd, 1)
-
-    def receive(self) -> list[Reply]:
-        if not self.says and self.gone:
-            raise ChannelClosed("gone")
-        said, self.says = self.says, []
-        return said
-
-    def flush(self) -> bool:
-        return True
-
-    def _hear(self, *what: object) -> None:
-        if self.gone:
-            raise ChannelClosed("gone")
-        self.told.append(what)
-
-    def open_tier(self, tier: object) -> int:
-        self._hear("tier")
-        return 2
-
-    def import_pool(self, pool: int, *_: object) -> None:
-        self._hear("import", pool)
-
-    def release_pool(self, pool: int) -> None:
-        self._hear("release", pool)
-
-    def submit(self, copy: SubmitCopy) -> None:
-        self._hear("copy", copy.op)
-
-    def ping(self, token: int) -> None:
-        self._hear("ping")
-
-    def shutdown(self) -> None:
-        self._hear("shutdown")
-
-    def kill(self) -> None:
-        self.gone = True
-
-    def close(self) -> int:
-        if not self.closed:
-            os.close(self.fd)
-            os.close(self.pidfd)
-        self.closed = True
-        return -int(signal.SIGKILL)
-
-
-class Rig:
-    """Supervision over pretended movers and a clock that the test turns."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.events: list[Event] = []
-        self.imported: list[tuple[int, bool, str, str]] = []
-        self.unmapped: list[int] = []
-        self.on_unmapped = self.unmapped.append
-        self.serving = 0
-        self.now = 1
-        self.counters: Counter[str] = Counter()
-        self.movers = Movers(self.loop, self, "cpu", None, SILENCE_MS, self.counters)
-
-    def tell(self, event: Event) -> None:
-        self.events.append(event)
-
-    def on_imported(self, pool: int, ok: bool, code: str, detail: str) -> None:
-        self.imported.append((pool, ok, code, detail))
-
-    def on_serving(self) -> None:
-        self.serving += 1
-
-    @property
-    def mover(self) -> PretendMover:
-        return PretendMover.made[-1]
-
-    def start_serving(self) -> None:
-        self.movers.start()
-        self.mover.say(Ready(1, "cpu"))
-        self.loop.turn(0)
-        assert self.movers.state is MoverState.SERVING
-
-    def die(self) -> None:
-        """The mover dies, and that is noticed."""
-        self.mover.die()
-        self.loop.turn(0)
-
-    def wait_for_successor(self) -> int:
-        """Let time pass until the next one starts; returns milliseconds."""
-        due = self.movers.due_us()
-        assert due is not None
-        before, self.now = self.now, max(self.now, due)
-        self.movers.on_time(self.now)
-        return (self.now - before) // 1000
+from transfer.ipc.sync import SyncHandle
+from transfer.messages import Imported, Pong, Ready, Rejected, Released, TierOpened
 
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     """A rig whose movers are pretended."""
-    PretendMover.made = []
-    PretendMover.spawn_error = None
-    rig = Rig()
-    monkeypatch.setattr(module, "MoverHandle", PretendMover)
-    monkeypatch.setattr(module, "now_us", lambda: rig.now)
-    yield rig
-    rig.movers.close()
-    rig.loop.close()
-
-
-def copy(op: int) -> SubmitCopy:
-    """A copy of nothing."""
-    return SubmitCopy(op, "backup", (), (), ())
-
-
-def test_an_idle_mover_has_no_deadline_f65(rig: Rig) -> None:
-    rig.start_serving()
-    assert rig.movers.due_us() is None
-    rig.now += 10**15
-    rig.movers.on_time(rig.now)
-    assert rig.movers.state is MoverState.SERVING
-    assert rig.mover.told == []
+    with pretended_movers(monkeypatch) as rig:
+        yield rig
 
 
 def test_it_serves_once_the_mover_and_all_of_the_tier_are_there(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Tier:
-        def close(self) -> None:
-            """Nothing is open."""
-
-    monkeypatch.setattr(rig.movers, "_tier", Tier())
+    monkeypatch.setattr(rig.movers, "_tier", PretendTier())
     rig.movers.start()
     for reply in (Ready(1, "cpu"), TierOpened(True, 1)):
         rig.mover.say(reply)
@@ -303,26 +152,23 @@ def test_a_process_that_cannot_be_started_is_tried_again(rig: Rig) -> None:
     assert rig.movers.pid == rig.mover.pid
 
 
-def test_a_busy_mover_that_is_silent_is_asked_and_then_killed(rig: Rig) -> None:
-    rig.start_serving()
-    rig.movers.submit(copy(1))
-    rig.wait_for_successor()
-    assert rig.mover.told[-1] == ("ping",)
-    silent = rig.mover
-    rig.wait_for_successor()
-    assert silent.closed
-    assert isinstance(rig.events[-1], MoverLost)
+def test_device_and_options_are_those_of_the_settings(rig: Rig) -> None:
+    other = Movers(
+        rig.loop, rig, "cuda:GPU-1", None, SILENCE_MS, rig.counters, options=["--unpinned"]
+    )
+    other.start()
+    assert PretendMover.spawned == [("cuda:GPU-1", ("--unpinned",))]
+    other.close()
 
 
-def test_a_busy_mover_that_answers_is_left_alone(rig: Rig) -> None:
+def test_a_pools_sync_is_told_to_every_mover(rig: Rig) -> None:
+    sync = SyncHandle("cuda-events", b"handles")
     rig.start_serving()
-    rig.movers.submit(copy(1))
-    for _ in range(10):
-        rig.wait_for_successor()
-        assert rig.mover.told[-1] == ("ping",)
-        rig.mover.say(Pong())
-        rig.loop.turn(0)
-    assert not rig.mover.closed
+    rig.movers.import_pool(1, Registration(REGISTRATION.message, LAYOUT, (), (), sync))
+    assert rig.mover.described == (LAYOUT, (), [], sync)
+    rig.die()
+    rig.wait_for_successor()
+    assert rig.mover.described == (LAYOUT, (), [], sync)
 
 
 def test_a_rejected_request_costs_the_mover(rig: Rig) -> None:

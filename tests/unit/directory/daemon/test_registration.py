@@ -10,6 +10,7 @@ from directory.core.errors import BadMessage, LayoutError, TooLarge, TreecoredEr
 from directory.daemon.registration import Registration
 from directory.protocol.messages import Register
 from transfer.ipc.memory import MemoryHandle
+from transfer.ipc.sync import SyncHandle
 from transfer.layout import BufferLayout, PoolLayout, mha_layer_first
 
 LAYOUT = mha_layer_first(layers=1, page_size=4, page_count=8, heads=1, head_dim=8, itemsize=1)
@@ -58,6 +59,9 @@ OUTSIDE = PoolLayout(4, 8, (BufferLayout("kv", 0, 0, 0, 64, 64),), (100,))
         ({"handles": pack([["memfd", 0]])}, BadMessage),
         ({"handles": pack([["k" * 100, 1]])}, BadMessage),
         ({"handles": pack([["memfd", 1]] * 5_000)}, BadMessage),
+        ({"sync": b"\xc1"}, BadMessage),
+        ({"sync": pack(["k" * 33, b""])}, BadMessage),
+        ({"sync": pack(["cuda-events", bytes(17 * 1024)])}, BadMessage),
         ({"fingerprint": b""}, BadMessage),
         ({"fingerprint": bytes(limits.FINGERPRINT_BYTES_MAX + 1)}, BadMessage),
     ],
@@ -81,4 +85,19 @@ def test_a_rank_is_handed_on_and_its_range_is_the_directorys_to_check() -> None:
     registration = Registration.read(message(world_size=4, rank=9), os.pipe())
     event = registration.event(1, 0)
     assert (event.world_size, event.rank) == (4, 9)
+    registration.close()
+
+
+@pytest.mark.parametrize(
+    ("sync", "wanted"),
+    [
+        (b"", SyncHandle()),
+        (pack(SyncHandle("cuda-events", b"x")), SyncHandle("cuda-events", b"x")),
+    ],
+)
+def test_how_the_timelines_are_read_is_the_schedulers_choice(
+    sync: bytes, wanted: SyncHandle
+) -> None:
+    registration = Registration.read(message(sync=sync), os.pipe())
+    assert registration.sync == wanted
     registration.close()

@@ -1,11 +1,17 @@
 """The runtime folder: rights, lock, and what may be removed from it."""
 
+import contextlib
 import os
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from directory.daemon import runtime as runtime_module
 from directory.daemon.runtime import LOCK_NAME, RuntimeDir, StartError
 
 
@@ -134,3 +140,49 @@ def test_its_repr_says_whether_it_is_held(tmp_path: Path) -> None:
     assert "held" in repr(runtime)
     runtime.release()
     assert "released" in repr(runtime)
+
+
+TAKES_AND_LEAVES_AN_ORPHAN = """
+import subprocess, sys
+from pathlib import Path
+from directory.daemon.runtime import RuntimeDir
+runtime = RuntimeDir.take(Path(sys.argv[1]))
+orphan = subprocess.Popen(
+    [sys.executable, "-c", "import sys; sys.stdin.read()"],
+    stdin=int(sys.argv[2]), stdout=subprocess.DEVNULL, pass_fds=(runtime.lock_fd,),
+)
+print(orphan.pid, flush=True)
+"""
+
+
+@pytest.fixture
+def orphaned(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A folder whose daemon is gone, but for a process that holds its lock until a pipe ends.
+
+    Yields the folder and the pipe's end."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", TAKES_AND_LEAVES_AN_ORPHAN, str(tmp_path / "rt"), str(reading)]
+    subprocess.run(command, pass_fds=(reading,), check=True, stdout=subprocess.PIPE)
+    os.close(reading)
+    yield tmp_path / "rt", writing
+    with contextlib.suppress(OSError):
+        os.close(writing)
+
+
+def test_a_start_waits_for_the_movers_of_a_dead_daemon(orphaned: tuple[Path, int]) -> None:
+    folder, pipe = orphaned
+    timer = threading.Timer(0.2, os.close, (pipe,))
+    timer.start()
+    runtime = RuntimeDir.take(folder)
+    assert timer.finished.is_set(), "it did not wait"
+    timer.join()
+    runtime.release()
+
+
+def test_a_start_does_not_wait_for_a_hanging_mover_for_ever(
+    orphaned: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = orphaned
+    monkeypatch.setattr(runtime_module, "ORPHANS_DEADLINE_US", 50_000)
+    with pytest.raises(StartError, match="a mover process of it still holds"):
+        RuntimeDir.take(folder)

@@ -1,6 +1,7 @@
 """Sessions over real sockets in this process: who is let in, and what the daemon is told."""
 
 import os
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,42 @@ def test_another_users_process_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPa
     assert refused.code == "not_authorised"
     assert len(rig.sessions) == 0
     channel.close()
+
+
+def test_a_session_too_many_is_told_so_even_when_it_speaks_after_the_end(rig: Rig) -> None:
+    opened = [rig.connect() for _ in range(4)]
+    channel = rig.connect()
+    payload, _ = channel.call(encode(Hello(1, 1)), deadline_s=10)
+    refused = decode_session_reply(payload)
+    assert isinstance(refused, SessionRefused)
+    assert refused.code == "too_many"
+    for each in (*opened, channel):
+        each.close()
+
+
+def test_a_session_for_which_there_is_no_descriptor_is_told_so(rig: Rig) -> None:
+    channels = [FdChannel.connect(str(rig.path), 10) for _ in range(2)]
+    # Everything below the highest descriptor is taken, so that there is room for none.
+    fill = [os.open(os.devnull, os.O_RDONLY)]
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    while fill[-1] < highest:
+        fill.append(os.dup(fill[0]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fill[-1] + 1, hard))
+    try:
+        for _ in channels:
+            rig.loop.turn(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fill:
+            os.close(fd)
+    for channel in channels:
+        payload, _ = channel.call(encode(Hello(1, 1)), deadline_s=10)
+        refused = decode_session_reply(payload)
+        assert isinstance(refused, SessionRefused)
+        assert refused.code == "too_many"
+        assert "file descriptor" in refused.message
+        channel.close()
 
 
 def test_a_pool_is_taken_in_then_imported_then_announced(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from directory.core import limits
-from directory.core.actions import Done, Matched, Totals
+from directory.core.actions import Done, GaveUp, Inserted, Matched, Totals
 from directory.core.errors import BadMessage, TooLarge
 from directory.core.events import Evicted, Flush, Insert, Match, Restore, Stats, Unlock
 from directory.core.namespace import Adapter, NamespaceKey
@@ -48,6 +48,7 @@ BODIES: list[ClientBody] = [
     Attach(1, b"secret"),
     Match("r", 1, KEY, b"tokens"),
     Insert("r", 1, KEY, b"tokens", b"pages", 3, 4, (5, 6), 7),
+    Insert("r", 1, KEY, b"tokens", b"pages", 3, 4, (5, 6), 0, 2),
     Evicted(((1, 2, 3),), ((1, 9),)),
     Restore("r", 1, 2, 3, b"pages", (4, 5)),
     Flush("host"),
@@ -157,3 +158,23 @@ def test_fields_that_a_newer_client_adds_at_the_end_are_ignored() -> None:
 def test_fields_that_an_older_client_leaves_out_have_their_defaults() -> None:
     frame = msgspec.msgpack.encode([1, 2, 3, ["stats"]])
     assert decode_envelope(frame) == Envelope(1, 2, 3, Stats())
+
+
+def test_the_largest_answers_about_pages_are_messages() -> None:
+    pages = limits.GAVE_UP_PAGES_MAX
+    word = (limits.POOL_PAGES_MAX, (1 << 64) - 1, (1 << 32) - 1)
+    gave_up = GaveUp(bytes(4 * pages), (word,) * pages, Totals())
+    most = bytes(limits.PAGES_BYTES_MAX)
+    inserted = Inserted(limits.PROMPT_PAGES_MAX, most, most, 0, 1, Totals())
+    for body in (gave_up, inserted):
+        frame = encode(ReplyEnvelope((1 << 63) - 1, 1 << 60, 1 << 60, body))
+        assert len(frame) <= limits.MESSAGE_BYTES_MAX
+
+
+def test_the_largest_insert_is_a_message() -> None:
+    part = "\N{GRINNING FACE}" * limits.KEY_PART_CHARS_MAX
+    key = NamespaceKey(1, part, part, Adapter(part, 1), bigram=True, wide=True)
+    tokens, pages = bytes(limits.TOKENS_BYTES_MAX), bytes(limits.PAGES_BYTES_MAX)
+    request = part[: limits.REQUEST_CHARS_MAX]
+    body = Insert(request, 1, key, tokens, pages, 1, 1 << 63, (1 << 63, 1 << 63))
+    assert len(encode(Envelope(1 << 62, 1, 1, body))) <= limits.MESSAGE_BYTES_MAX

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -215,3 +217,53 @@ def test_what_stands_behind_a_lost_message_is_sent_again_with_it() -> None:
     assert [seq for seq, _ in client.due(100)] == [1, 2, 3]
     assert [seq for seq, _ in client.due(299)] == []
     assert [seq for seq, _ in client.due(300)] == [1, 2, 3]
+
+
+class Counting(OrderedDict[int, Any]):
+    """An ordered dictionary that counts how often an entry is looked at."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        for pair in super().items():
+            self.looks += 1
+            yield pair
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.looks += 1
+        return super().get(key, default)
+
+    def __getitem__(self, key: int) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_what_is_answered_and_acked_costs_nothing_for_what_is_open() -> None:
+    stream, count = SendStream(), 1_000
+    stream._open = opened = Counting()
+    for number in range(1, count + 1):
+        stream.push("report", asks=False, now_us=0)
+        assert stream.answered == number
+    asked = [stream.push("question", asks=True, now_us=0) for _ in range(count)]
+    for number in range(1, 2 * count + 1):
+        assert stream.answered == count
+        stream.on_reply(number, 0)
+    for seq in reversed(asked):
+        assert stream.answered == count
+        stream.on_reply(2 * count, seq)
+    assert stream.answered == 2 * count
+    assert opened.looks < 20 * count
+
+
+def test_kept_answers_are_bounded_in_bytes_and_the_oldest_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "KEPT_ANSWERS_BYTES_MAX", 10)
+    stream = ReceiveStream()
+    assert [stream.keep(seq, b"1234") for seq in (1, 2)] == [0, 0]
+    assert stream.keep(3, b"12345678") == 2
+    assert (stream.kept_count, stream.kept_bytes) == (1, 8)
+    assert stream.keep(3, b"12") == 0
+    assert stream.kept_bytes == 2
+    stream.arrive(1, 3)
+    assert (stream.kept_count, stream.kept_bytes) == (0, 0)

@@ -2,6 +2,7 @@
 
 import array
 import os
+import resource
 import select
 import socket
 import struct
@@ -16,7 +17,13 @@ from hypothesis import strategies as st
 from directory.core.errors import BadMessage, CapacityError, ProtocolError, TooLarge
 from directory.core.limits import FDS_PER_FRAME_MAX
 from tests.unit.transfer.support import open_fd_count
-from transfer.ipc.channel import ChannelClosed, ChannelDeadline, FdChannel, close_fds
+from transfer.ipc.channel import (
+    ChannelClosed,
+    ChannelDeadline,
+    FdChannel,
+    OutOfDescriptors,
+    close_fds,
+)
 
 Pair = tuple[FdChannel, FdChannel]
 
@@ -295,3 +302,50 @@ def test_a_channel_can_be_made_through_a_listening_socket(tmp_path: Path) -> Non
     client.close()
     server.close()
     assert repr(server) == "<FdChannel closed, 0 bytes unsent>"
+
+
+def test_a_call_to_a_peer_that_has_said_why_it_goes_returns_that(pair: Pair) -> None:
+    left, right = pair
+    right.send(b"full")
+    right.close()
+    assert left.call(b"hello", deadline_s=30) == (b"full", [])
+    with pytest.raises(ChannelClosed):
+        left.call(b"hello", deadline_s=30)
+
+
+def test_a_peer_that_goes_with_the_question_unread_has_said_why_as_well(pair: Pair) -> None:
+    left, right = pair
+    left.send(b"an earlier message, which resets the connection when it is thrown away")
+    right.send(b"full")
+    right.close()
+    assert left.call(b"hello", deadline_s=30) == (b"full", [])
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_a_process_without_room_for_descriptors_says_so(pair: Pair, room: int) -> None:
+    left, right = pair
+    fd = pipe_with(b"x")
+    left.send(b"before")
+    left.send(b"abc", [fd] * 5)
+    os.close(fd)
+    assert left.want_write is False
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free: list[int] = []
+    with Path(os.devnull).open("rb") as null:
+        free += [os.dup(null.fileno()) for _ in range(room)]
+        highest = max([null.fileno(), *free])
+        # Below the highest descriptor nothing may be free but what is given back here.
+        fill = []
+        while (got := os.dup(null.fileno())) < highest:
+            fill.append(got)
+        os.close(got)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, *fill, 0) + 1, hard))
+        try:
+            close_fds(free)
+            assert right.receive() == [(b"before", [])]
+            with pytest.raises(OutOfDescriptors, match="no room") as caught:
+                right.receive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            close_fds(fill)
+    assert caught.value.code == "too_many"

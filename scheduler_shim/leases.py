@@ -1,0 +1,46 @@
+"""The leases that a daemon has granted to one registration, as its client has seen them.
+
+Owns who holds which receipt, so that the client knows when a list of live requests is worth
+reporting and what it makes fall. It decides nothing: whether a lease is held is the daemon's
+fact, and a receipt that is here may have been used up there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from directory.core.actions import AnyReply, Locked, Matched
+from directory.core.events import Request
+from directory.core.ids import LeaseId
+from scheduler_shim.questions import LiveRequest, asker
+
+
+class LeasesOut:
+    """Leases that were granted and not released. Mutated by their client alone."""
+
+    def __init__(self) -> None:
+        self._owners: dict[LeaseId, LiveRequest] = {}
+
+    def granted(self, body: Request, reply: AnyReply) -> None:
+        """A question was answered; the answer may bring a lease."""
+        owner = asker(body)
+        if isinstance(reply, Matched | Locked) and reply.receipt and owner is not None:
+            self._owners[reply.receipt] = owner
+
+    def released(self, receipt: LeaseId) -> None:
+        """The release is on its way."""
+        self._owners.pop(receipt, None)
+
+    def listed(self, live: Collection[LiveRequest]) -> None:
+        """A list of live requests is on its way: what it leaves out falls."""
+        self._owners = {receipt: own for receipt, own in self._owners.items() if own in live}
+
+    def clear(self) -> None:
+        """The registration is over, and all its leases with it."""
+        self._owners.clear()
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __repr__(self) -> str:
+        return f"<LeasesOut {self._owners}>"

@@ -1,0 +1,38 @@
+"""What was asked of the daemon, and for which request.
+
+Owns the record of a question. It must never guess: a message that speaks for no single request
+has no asker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from directory.core.events import Insert, Lock, Match, Request, Restore
+
+LiveRequest = tuple[str, int]
+"""A request's name and its attempt, as a `Live` report has them."""
+
+
+class Question:
+    """An asked message whose answer has not come. `due_us` 0: its deadline has passed."""
+
+    __slots__ = ("body", "due_us", "sent_us")
+
+    def __init__(self, body: Request, sent_us: int, due_us: int) -> None:
+        self.body = body
+        self.sent_us = sent_us
+        self.due_us = due_us
+
+
+def asker(body: Request) -> LiveRequest | None:
+    """The request that a message speaks for; None when it speaks for no single one."""
+    if isinstance(body, Match | Lock | Restore | Insert):
+        return body.request, body.attempt
+    return None
+
+
+def askers(bodies: Iterable[Request]) -> list[LiveRequest]:
+    """The requests that messages speak for."""
+    found = map(asker, bodies)
+    return [request for request in found if request is not None]

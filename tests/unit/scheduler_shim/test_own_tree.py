@@ -1,0 +1,51 @@
+"""Both trees: what a thin one must ask for more than once."""
+
+import pytest
+
+from directory.core import limits
+from directory.core.events import Evict, Flush
+from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, tokens
+
+
+def test_a_thin_flush_asks_until_nothing_is_evictable(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 2)
+    node = cluster.add("a", "thin")
+    node.serve(1, tokens(1, 2, 3, 4, 5))
+    daemon.heard.clear()
+    node.scheduler.flush()
+    node.check()
+    assert (node.scheduler.pages.free, node.scheduler.pages.tree) == (16, 0)
+    assert daemon.heard == [Flush("pool")] * 3
+
+
+def test_a_thin_eviction_asks_until_it_has_enough_or_nothing_is_evictable(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 2)
+    node = cluster.add("a", "thin", page_count=8)
+    node.serve(1, tokens(1, 2, 3, 4, 5, 6, 7))
+    daemon.heard.clear()
+    assert node.serve(2, tokens(11, 12, 13, 14, 15, 16)).error == ""
+    assert [body for body in daemon.heard if isinstance(body, Evict)] == [
+        Evict(5),
+        Evict(3),
+        Evict(1),
+    ]
+    assert len(node.scheduler.room.tree.evict(8)) == 4 * 8
+
+
+def test_a_thin_flush_that_has_no_answer_gives_up_the_daemon_and_frees_what_went(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 2)
+    node = cluster.add("a", "thin")
+    node.serve(1, tokens(1, 2, 3, 4, 5))
+    daemon.drop_request = lambda body: (
+        isinstance(body, Flush) and any(isinstance(heard, Flush) for heard in daemon.heard)
+    )
+    node.scheduler.flush()
+    node.check()
+    assert node.scheduler.mode == "degraded"
+    assert node.scheduler.pages.free == 16
