@@ -49,6 +49,7 @@ class PretendMover:
     def spawn(
         cls, device: str, *, options: Sequence[str], held_fds: Sequence[int]
     ) -> "PretendMover":
+        assert not held_fds, "the rig has no lock to hold"
         if cls.spawn_error is not None:
             raise cls.spawn_error
         cls.spawned.append((device, tuple(options)))
