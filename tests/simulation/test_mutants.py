@@ -35,6 +35,7 @@ SEEDS_PROMISED = 80
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_a_mutant_is_found_and_its_seed_is_clean_without_it(name: str) -> None:
     mutant = BY_NAME[name]

@@ -106,6 +106,8 @@ def test_runs_reach_restores_from_both_tiers_and_compare_modes_in_lockstep() -> 
         assert copied.get(name, 0) > 0, name
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_missing_destination_fence_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelScheduler, "quiet", lambda _: (0, 0))
     failed: Result | None = None
@@ -115,7 +117,7 @@ def test_a_missing_destination_fence_is_found_and_shrunk(monkeypatch: pytest.Mon
             failed = result
             break
     assert failed is not None, "no seed noticed that restores run into launched work"
-    small, best, _ = shrink(failed.options, failed.checker, tries_max=12)
+    small, best, _ = shrink(failed.options, failed.checker, tries_max=6)
     assert best is None or best.checker == failed.checker
     assert len(small.rates) <= len(failed.options.rates)
 
@@ -132,6 +134,7 @@ def test_a_failing_seed_prints_where_it_failed_and_how_to_reproduce_it(
     assert "python -m tests.simulation --seed" in said
 
 
+@pytest.mark.timeout(600)
 def test_the_small_scope_is_clean_as_far_as_there_is_time() -> None:
     report = search(states_max=1, depth_min=5)
     assert not report.broken
