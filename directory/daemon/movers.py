@@ -337,6 +337,9 @@ class Movers:
         self._counters["movers_lost"] += 1
         log.error("mover lost", mover=pid, reason=reason, lived_ms=lived_ms)
         self._plan_restart(reason, lived_ms)
+        # The directory ends every copy that it knows of, those that wait for a mover included: a
+        # successor must not be handed them, for their pages are free from here on.
+        self._waiting.clear()
         self._host.tell(MoverLost(now_us(), reason))
 
     def _plan_restart(self, reason: str, lived_ms: int) -> None:

@@ -149,6 +149,7 @@ class SimDaemon:
             if isinstance(said, CopyDone):
                 self.tell(said)
         self._releasing.clear()
+        self._waiting.clear()
         self.tell(MoverLost(self._heap.now_us, "killed"))
         for session in list(self.sessions.values()):
             self._answer_registration(session)
