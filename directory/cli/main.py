@@ -15,8 +15,12 @@ COMMANDS: Final = {
     "check": "directory.cli.check",
     "demo": "directory.cli.demo",
     "replay": "directory.cli.replay",
+    "report": "directory.cli.report",
+    "simulate": "directory.cli.simulate",
+    "explain": "directory.cli.explain",
+    "sglang-env": "directory.cli.sglang_env",
 }
-"""Command name -> module that defines it as a function of the same name."""
+"""Command name -> module that defines it as a function of the same name (`_` for `-`)."""
 
 
 class LazyGroup(click.Group):
@@ -31,7 +35,8 @@ class LazyGroup(click.Group):
         """The command, or None where there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        found = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        module = importlib.import_module(COMMANDS[cmd_name])
+        found = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(found, click.Command)
         return found
 

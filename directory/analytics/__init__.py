@@ -1,0 +1,1 @@
+"""Analytics: the access log, readers of public traces, reuse curves, miss causes, reports."""

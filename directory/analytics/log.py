@@ -1,0 +1,306 @@
+"""The access log's files: bounded, rotating, and readable after a crash.
+
+Owns the file format (docs/analytics.md describes it byte by byte) and the writer. It must never
+raise into the daemon for what a disk does: records that cannot be written are counted, and the
+next file says how many are missing. It knows no socket, no clock and no thread: time comes with
+the frames, and whoever serves requests hands records to a `Recorder` and drains it when idle.
+
+A file is a magic and then blocks. A block is a header (sync word, packed length, raw length,
+number of frames, CRC-32) and zlib-packed frames; it can be read on its own, so that a torn or
+damaged block costs only itself. Within a block a path is stored as the part that differs from an
+earlier one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from directory.analytics.record import (
+    DIGEST_BYTES,
+    Access,
+    Began,
+    Dropped,
+    Frame,
+    Named,
+    Room,
+    pack,
+)
+
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"treecored access log\n"
+SYNC: Final = b"\xf5TCB"
+HEADER: Final = struct.Struct("<4sIIII")
+FRAME_LENGTH: Final = struct.Struct("<I")
+
+BLOCK_BYTES: Final = 256 * 1024
+BLOCK_RAW_BYTES_MAX: Final = 64 * 1024 * 1024
+BLOCK_FRAMES_MAX: Final = 1 << 20
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+FILES_MAX: Final = 16
+QUEUE_MAX: Final = 16_384
+STANDING_MAX: Final = 4_096
+"""Rooms and names that each new file repeats; the ones that were said last."""
+COMPRESSION: Final = 1
+SUFFIX: Final = ".tclog"
+
+
+class Stored(msgspec.Struct, array_like=True, frozen=True):
+    """A frame as it stands in a block. An access starts with the first `shared` digests of the
+    access that stands `back` accesses before it in the block (0: with none)."""
+
+    frame: Frame
+    back: int = 0
+    shared: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Block:
+    """Frames on their way into one block."""
+
+    def __init__(self) -> None:
+        self._raw = bytearray()
+        # Digest -> (number of an access in this block, how many of its pages end with it).
+        self._ends: dict[int, tuple[int, int]] = {}
+        self._accesses = 0
+        self.frames = 0
+        self.accesses = 0
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes before packing."""
+        return len(self._raw)
+
+    def add(self, frame: Frame) -> None:
+        """Append a frame."""
+        stored = self._delta(frame) if isinstance(frame, Access) else Stored(frame)
+        body = _encoder.encode(stored)
+        self._raw += FRAME_LENGTH.pack(len(body))
+        self._raw += body
+        self.frames += 1
+
+    def seal(self) -> bytes:
+        """The block as it goes to disk."""
+        packed = zlib.compress(self._raw, COMPRESSION)
+        fields = (len(packed), len(self._raw), self.frames)
+        crc = zlib.crc32(packed, zlib.crc32(struct.pack("<III", *fields)))
+        return HEADER.pack(SYNC, *fields, crc) + packed
+
+    def _delta(self, access: Access) -> Stored:
+        path, ends = access.path, self._ends
+        # Chained digests: what is known is a prefix, so its length is found by bisection.
+        low, high = 0, len(path)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if path[middle - 1] in ends:
+                low = middle
+            else:
+                high = middle - 1
+        number = self._accesses
+        for at in range(low, len(path)):
+            ends[path[at]] = (number, at + 1)
+        self._accesses += 1
+        self.accesses += 1
+        if not low:
+            return Stored(access)
+        base, shared = ends[path[low - 1]]
+        rest = msgspec.structs.replace(access, digests=pack(path[low:]))
+        return Stored(rest, number - base, shared)
+
+
+class AccessLog:
+    """Writes frames into numbered files of one folder; at most `files_max` of `file_bytes_max`.
+
+    Mutated by its owner's thread only. A frame counts as written when its block is: call `flush`
+    as often as a crash may cost records. Counters: `frames_written`, `bytes_written`,
+    `records_lost`, `files_begun`; `last_error` is the last refusal of the disk, "" if none.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epoch: int = 0,
+        keyed: bool = False,
+        software: str = "",
+        file_bytes_max: int = FILE_BYTES_MAX,
+        files_max: int = FILES_MAX,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._folder = folder
+        self._began = (epoch, keyed, software)
+        self._file_bytes_max = file_bytes_max
+        self._files_max = max(1, files_max)
+        self._block_bytes = block_bytes
+        self._block = Block()
+        # What a file begun now has to repeat: as of the last block, not of the one that is filled.
+        self._standing: dict[object, Room | Named] = {}
+        self._said: list[Room | Named] = []
+        self._fd = -1
+        self._file_bytes = 0
+        self._missing = 0
+        self._now_us = 0
+        self.frames_written = 0
+        self.bytes_written = 0
+        self.records_lost = 0
+        self.files_begun = 0
+        self.last_error = ""
+
+    def add(self, frame: Frame, now_us: int) -> None:
+        """Take a frame; writes a block when enough have come together. Never raises `OSError`."""
+        self._now_us = now_us
+        if isinstance(frame, Room | Named):
+            self._said.append(frame)
+        self._block.add(frame)
+        if self._block.raw_bytes >= self._block_bytes:
+            self.flush(now_us)
+
+    def lose(self, records: int) -> None:
+        """Note that records were dropped before they came here."""
+        self._missing += records
+        self.records_lost += records
+
+    def flush(self, now_us: int) -> None:
+        """Write what has been added: afterwards a crash of this process costs none of it."""
+        self._now_us = now_us
+        if self._missing:
+            self._block.add(Dropped(at_us=now_us, records=self._missing))
+        if not self._block.frames:
+            return
+        block, self._block = self._block, Block()
+        try:
+            if self._fd < 0 or self._file_bytes >= self._file_bytes_max:
+                self._begin()
+            self._write(block.seal())
+        except OSError as error:
+            # A half-written block would hide the ones after it from nobody but a strict reader;
+            # a new file is simpler to reason about.
+            self.last_error = f"{error.strerror or error}"
+            self._missing += block.accesses
+            self.records_lost += block.accesses
+            self._end()
+        else:
+            self.frames_written += block.frames
+            self._missing = 0
+        for frame in self._said:
+            self._stand(frame)
+        self._said.clear()
+
+    def close(self, now_us: int) -> None:
+        """Write what is left and close the file."""
+        self.flush(now_us)
+        self._end()
+
+    def _stand(self, frame: Room | Named) -> None:
+        """Remember what a reader of the next file has to know, too."""
+        key: object
+        key = (frame.tier, frame.instance) if isinstance(frame, Room) else frame.namespace
+        self._standing.pop(key, None)
+        if not (isinstance(frame, Room) and frame.pages == 0):
+            self._standing[key] = frame
+        if len(self._standing) > STANDING_MAX:
+            del self._standing[next(iter(self._standing))]
+
+    def _begin(self) -> None:
+        """Start the next file, and remove the oldest where there are too many."""
+        self._end()
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = log_files(self._folder)
+        number = _number(files[-1]) + 1 if files else 1
+        path = self._folder / f"access-{number:08d}{SUFFIX}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(path, flags, 0o600)
+        self._file_bytes = 0
+        self.files_begun += 1
+        for old in files[: max(0, len(files) + 1 - self._files_max)]:
+            old.unlink(missing_ok=True)
+        epoch, keyed, software = self._began
+        head = Block()
+        head.add(
+            Began(
+                at_us=self._now_us,
+                version=FORMAT_VERSION,
+                epoch=epoch,
+                keyed=keyed,
+                software=software,
+            )
+        )
+        for frame in self._standing.values():
+            head.add(frame)
+        self._write(MAGIC + head.seal())
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(self._fd, view)
+            view = view[written:]
+        self._file_bytes += len(data)
+        self.bytes_written += len(data)
+
+    def _end(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __repr__(self) -> str:
+        return f"<AccessLog {self._folder} {self.frames_written} frames, {self.records_lost} lost>"
+
+
+class Recorder:
+    """A bounded hand-over between whoever serves requests and the log.
+
+    `offer` costs an append: digests and packing wait for `drain`, which another thread or an idle
+    loop calls. An item is a frame, or a function that makes it.
+    """
+
+    def __init__(self, log: AccessLog, *, queue_max: int = QUEUE_MAX) -> None:
+        self._log = log
+        self._queue_max = queue_max
+        self._queue: deque[Frame | Callable[[], Frame]] = deque()
+        self._refused = 0
+
+    def offer(self, item: Frame | Callable[[], Frame]) -> bool:
+        """Take an item; False, and counted, when the queue is full."""
+        if len(self._queue) >= self._queue_max:
+            self._refused += 1
+            return False
+        self._queue.append(item)
+        return True
+
+    def drain(self, now_us: int, *, items_max: int = QUEUE_MAX) -> int:
+        """Hand up to `items_max` items to the log; returns how many are left."""
+        refused, self._refused = self._refused, 0
+        if refused:
+            self._log.lose(refused)
+        for _ in range(min(items_max, len(self._queue))):
+            item = self._queue.popleft()
+            self._log.add(item() if callable(item) else item, now_us)
+        return len(self._queue)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+def log_files(folder: Path) -> list[Path]:
+    """The log files of a folder, oldest first."""
+    return sorted(
+        (path for path in folder.glob(f"access-*{SUFFIX}") if _number(path) > 0), key=_number
+    )
+
+
+def _number(path: Path) -> int:
+    digits = path.name.removeprefix("access-").removesuffix(SUFFIX)
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+assert HEADER.size == 20
+assert DIGEST_BYTES == 8

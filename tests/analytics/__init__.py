@@ -1,0 +1,1 @@
+"""Tests of directory.analytics and its commands."""
