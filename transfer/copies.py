@@ -11,6 +11,7 @@ from directory.core.errors import InvalidTransition
 from directory.core.events import CopyDone, Outcome
 from directory.core.ids import PoolId, is_pool
 from transfer.device.protocol import Ticket
+from transfer.landing import Progress
 from transfer.plan import RangeBatch
 
 
@@ -58,6 +59,7 @@ class Copy:
         "nbytes",
         "outcome",
         "pools",
+        "progress",
         "request",
         "slices",
         "started_us",
@@ -75,6 +77,7 @@ class Copy:
         self.slices: Iterator[list[RangeBatch]] = iter(())
         self.more: list[RangeBatch] | None = None  # the next slice to submit; None: no more
         self.in_flight: set[Ticket] = set()
+        self.progress: Progress | None = None  # of a load that lands layer by layer
         self.outcome: Outcome = "ok"
         self.detail = ""
         self.nbytes = 0  # submitted so far

@@ -19,7 +19,8 @@ from transfer.copies import Copy, CopyState, CopyStep
 from transfer.device.protocol import Device, Ticket
 from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
-from transfer.imports import ImportedPool
+from transfer.imports import ImportedPool, translated
+from transfer.landing import Progress, layered
 from transfer.layout import PoolLayout
 from transfer.plan import ChunkCache, Shard, forget, plan, slices
 
@@ -31,6 +32,9 @@ class EngineLimits(NamedTuple):
     slice_ranges: int = 4 * KIB
     submissions_max: int = 4
     """Slices in flight at once: a restore waits for at most so many slices of backups."""
+    landing_bytes: int = MIB
+    """Of a load that lands layer by layer, so much at least is told at once: small layers go
+    together, since a submission costs as much as some hundred kilobytes."""
     copies_max: int = 64 * KIB
     fence_deadline_us: int = FENCE_DEADLINE_MS * 1000
 
@@ -172,7 +176,11 @@ class Engine:
             copy.in_flight.remove(ticket)
             if error and copy.state is CopyState.RUNNING:
                 self._lose(copy, "failed", f"the device failed: {error}")
-            elif not copy.in_flight:
+                continue
+            if copy.progress is not None and not error:
+                copy.progress.done(ticket)
+                self._tell_landed(copy)
+            if not copy.in_flight:
                 self._settle(copy)
 
     def _look_at_fences(self) -> None:
@@ -211,6 +219,8 @@ class Engine:
                     continue
                 self._tickets[ticket] = copy
                 copy.in_flight.add(ticket)
+                if copy.progress is not None:
+                    copy.progress.submitted(ticket)
                 copy.nbytes += sum(batch.nbytes for batch in copy.more)
                 copy.more = next(copy.slices, None)
             if copy.more is None:
@@ -240,14 +250,52 @@ class Engine:
         try:
             tier = self._tier.shape if self._tier is not None else None
             shard = Shard(copy.request.slot_bytes, copy.request.shard_offset)
-            batches = plan(copy.request.parts, self._layouts, tier, self._chunks, shard)
+            # Only now do names stand for pages: the fences have passed, the words hold.
+            parts = [translated(part, self._pools) for part in copy.request.parts]
+            at_once = self._limits.slice_bytes, self._limits.slice_ranges
+            landing = copy.request.landing
+            if landing is None:
+                batches = plan(parts, self._layouts, tier, self._chunks, shard)
+                copy.slices = slices(batches, *at_once)
+            else:
+                least = self._limits.landing_bytes
+                copy.progress = Progress(layered(landing, parts, self._layouts, tier, shard, least))
+                copy.slices = copy.progress.slices(*at_once)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False
-        copy.slices = slices(batches, self._limits.slice_bytes, self._limits.slice_ranges)
+        if not self._tell_landed(copy):
+            return False
         copy.more = next(copy.slices, None)
         copy.started_us = self._clock_us()
         copy.step(CopyStep.START)
+        return True
+
+    def _tell_landed(self, copy: Copy) -> bool:
+        """Let the landing counter of a copy that is not lost say what has landed.
+
+        False when it is lost now: the counter's owner, or somebody before it, has moved the
+        counter on, so nobody waits for this load any more.
+        """
+        landing, progress = copy.request.landing, copy.progress
+        if landing is None or progress is None or copy.state is CopyState.DRAINING:
+            return True
+        table = self._pools[landing.pool].landings
+        try:
+            if table is None:
+                raise TransferError(f"pool {landing.pool} has no landing counters")
+            stands = table.read(landing.counter)
+            if stands != landing.first + progress.told:
+                raise TransferError(
+                    f"landing counter {landing.counter} of pool {landing.pool} stands at {stands}, "
+                    f"not at {landing.first + progress.told}: its owner gave the load up"
+                )
+        except TransferError as error:
+            self._lose(copy, "failed", str(error))
+            return False
+        if progress.landed > progress.told:
+            table.write(landing.counter, landing.first + progress.landed)
+            progress.told = progress.landed
         return True
 
     def _settle(self, copy: Copy) -> None:

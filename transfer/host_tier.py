@@ -1,6 +1,7 @@
 """The host tier's memory: segments of shared memory and the address of each slot in them.
 
-Owns the segments in this process. The daemon creates them, movers open them; which slot holds
+Owns the segments in this process. The daemon creates them (memfds, or files that outlive it),
+movers open them; which slot holds
 what is the Directory's to say, never decided here. Memory is touched only when a page is written.
 
 A slot id is `segment << 16 | index`; its page begins at `index * page_bytes` of the segment.
@@ -96,6 +97,18 @@ class HostTierMemory:
             raise
         return tier
 
+    @classmethod
+    def of_files(
+        cls, shape: TierShape, fds: Sequence[int], ipc: SharedMemoryIPC | None = None
+    ) -> "HostTierMemory":
+        """Map a tier whose segments are files of the daemon's own, one descriptor a segment.
+
+        They stay the caller's. Raises `ImportFailed`.
+        """
+        tier = cls(ipc or SharedMemoryIPC(), shape)
+        tier.open_segments(0, fds)
+        return tier
+
     @property
     def fds(self) -> list[int]:
         """Descriptors of the segments in order, to be sent to a mover."""
@@ -119,7 +132,8 @@ class HostTierMemory:
         opened: list[SharedMapping] = []
         try:
             for number, fd in enumerate(fds, first):
-                opened.append(self._ipc.import_fd(fd, self.shape.bytes_of(number)))
+                # The daemon's own: where they are files, no seal keeps them from being shrunk.
+                opened.append(self._ipc.import_fd(fd, self.shape.bytes_of(number), sealed=False))
         except ImportFailed:
             for mapping in opened:
                 self._ipc.close(mapping)

@@ -5,9 +5,11 @@ part of a pool whose import failed, and never trust a size that the exporter ann
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
 
+from directory.core.actions import CopyPart
 from directory.core.errors import ImportFailed, TransferError
-from directory.core.ids import PoolId, is_pool
+from directory.core.ids import Place, PoolId, is_pool
 from transfer.ipc.memory import (
     DRIVER_KINDS,
     DeviceMemoryIPC,
@@ -15,19 +17,21 @@ from transfer.ipc.memory import (
     MemoryHandle,
     SharedMemoryIPC,
 )
+from transfer.ipc.page_table import PageTable
 from transfer.ipc.sync import TIMELINES, Timelines, TimelineTable, WordTable
 from transfer.layout import PoolLayout
 from transfer.plan import MemoryKey
 
 TABLE_FDS = 2
-"""Descriptors behind those of the allocations: the timelines, then the span words."""
+"""Descriptors behind those of the allocations: the timelines, then the span words. A pool whose
+pages are named has one more at the end: the page table."""
 
 ReadTimelines = Callable[[TimelineTable], Timelines]
 """Takes a table over, or closes it and raises `ImportFailed`."""
 
 
 class ImportedPool:
-    """One pool's layout, allocations, timelines and words, open in this process."""
+    """One pool's layout, allocations, timelines, words and page table, open in this process."""
 
     def __init__(
         self,
@@ -37,12 +41,18 @@ class ImportedPool:
         mappings: Sequence[Mapping],
         timelines: Timelines,
         words: WordTable,
+        page_table: PageTable | None = None,
+        landings: TimelineTable | None = None,
     ) -> None:
         self.pool = pool
         self.layout = layout
         self.mappings = list(mappings)
         self.timelines = timelines
         self.words = words
+        self.page_table = page_table
+        """Where named pages lie; None: page numbers are page numbers."""
+        self.landings = landings
+        """Where landing counters are written: the timelines' own table, which closes it."""
         self._memory = memory
 
     @classmethod
@@ -56,20 +66,23 @@ class ImportedPool:
         memory: DeviceMemoryIPC,
         tables: SharedMemoryIPC,
         read_timelines: ReadTimelines | None = None,
+        page_table: bool = False,
     ) -> "ImportedPool":
         """Check and map a pool. The descriptors stay the caller's, who closes them afterwards.
 
         `fds`: those of the allocations in order, one for each handle that travels with one, then
-        timelines and words. `read_timelines`: makes of the table what the pool chose as its sync
-        (it closes the table). Raises `LayoutError` or `ImportFailed`; nothing stays mapped then.
+        timelines and words, and with `page_table` that. `read_timelines`: makes of the table what
+        the pool chose as its sync (it closes the table). Raises `LayoutError` or `ImportFailed`;
+        nothing stays mapped then.
         """
         if not is_pool(pool):
             raise ImportFailed(f"{pool} is not the id of a pool")
         layout.check()
-        _check_handles(layout, handles, fds)
+        table_fds = TABLE_FDS + page_table
+        _check_handles(layout, handles, fds, table_fds)
         mappings: list[Mapping] = []
-        timelines: Timelines | None = None
-        left = list(fds[:-TABLE_FDS])
+        opened: list[Timelines | WordTable | PageTable] = []
+        left = list(fds[:-table_fds])
         try:
             for number, handle in enumerate(handles):
                 taken = () if handle.kind in DRIVER_KINDS or not left else (left.pop(0),)
@@ -77,16 +90,19 @@ class ImportedPool:
                     mappings.append(memory.import_memory(handle, taken))
                 except ImportFailed as error:
                     raise ImportFailed(f"allocation {number}: {error}") from error
-            table = TimelineTable.open(tables, fds[-2], TIMELINES)
+            table = TimelineTable.open(tables, fds[-table_fds], TIMELINES)
             timelines = table if read_timelines is None else read_timelines(table)
-            words = WordTable.open(tables, fds[-1])
+            opened.append(timelines)
+            words = WordTable.open(tables, fds[1 - table_fds])
+            opened.append(words)
+            pages = PageTable.open(tables, fds[-1], layout.page_count) if page_table else None
         except ImportFailed as error:
             for mapping in mappings:
                 memory.close(mapping)
-            if timelines is not None:
-                timelines.close()
+            for part in opened:
+                part.close()
             raise ImportFailed(f"pool {pool} cannot be imported: {error}") from error
-        return cls(pool, layout, memory, mappings, timelines, words)
+        return cls(pool, layout, memory, mappings, timelines, words, pages, table)
 
     def memories(self) -> list[tuple[MemoryKey, Mapping]]:
         """What to attach to a device."""
@@ -101,25 +117,48 @@ class ImportedPool:
             except TransferError as error:
                 problems.append(f"allocation {number}: {error}")
         self.mappings.clear()
-        for table in (self.timelines, self.words):
+        for table in (self.timelines, self.words, self.page_table):
             try:
-                table.close()
+                if table is not None:
+                    table.close()
             except TransferError as error:
-                problems.append(f"{table.what} table: {error}")
+                problems.append(f"{table!r}: {error}")
         return "; ".join(problems)
 
     def __repr__(self) -> str:
         return f"<ImportedPool {self.pool}, {len(self.mappings)} allocations>"
 
 
-def _check_handles(layout: PoolLayout, handles: Sequence[MemoryHandle], fds: Sequence[int]) -> None:
+def translated(part: CopyPart, pools: MappingOf[PoolId, ImportedPool]) -> CopyPart:
+    """The part with page numbers where its pool speaks of pages by name.
+
+    Only once the fences have passed and the words are as reported: earlier, an entry may not be
+    written yet. Raises `LayoutError` for a name or an entry that is no page of its pool.
+    """
+    return CopyPart(
+        part.source,
+        _pages(part.source, part.source_pages, pools),
+        part.target,
+        _pages(part.target, part.target_pages, pools),
+    )
+
+
+def _pages(place: Place, pages: bytes, pools: MappingOf[PoolId, ImportedPool]) -> bytes:
+    pool = pools.get(place)
+    table = pool.page_table if pool is not None else None
+    return pages if table is None else table.translate(pages)
+
+
+def _check_handles(
+    layout: PoolLayout, handles: Sequence[MemoryHandle], fds: Sequence[int], table_fds: int
+) -> None:
     if len(handles) != len(layout.allocation_bytes):
         raise ImportFailed(f"{len(handles)} handles for {len(layout.allocation_bytes)} allocations")
     # An allocation comes with a descriptor, unless its handle is bytes of a driver's.
     needed = sum(handle.kind not in DRIVER_KINDS for handle in handles)
-    if len(fds) not in (TABLE_FDS, needed + TABLE_FDS):
+    if len(fds) not in (table_fds, needed + table_fds):
         raise ImportFailed(
-            f"{len(fds)} descriptors for {len(handles)} allocations and {TABLE_FDS} tables"
+            f"{len(fds)} descriptors for {len(handles)} allocations and {table_fds} tables"
         )
     for number, (handle, nbytes) in enumerate(zip(handles, layout.allocation_bytes, strict=True)):
         if handle.nbytes < nbytes:

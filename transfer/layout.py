@@ -61,6 +61,10 @@ class PoolLayout(msgspec.Struct, frozen=True, array_like=True):
         """Bytes of one host page."""
         return sum(buffer.chunk_bytes for buffer in self.buffers)
 
+    def layers(self) -> list[int]:
+        """Numbers of the layers, ascending; the n-th one lands n-th."""
+        return sorted({buffer.layer for buffer in self.buffers})
+
     def page_form(self) -> tuple[tuple[str, int, int, str], ...]:
         """(role, layer, chunk bytes, form) of each buffer: what a host page is made of."""
         return tuple((b.role, b.layer, b.chunk_bytes, b.form) for b in self.buffers)

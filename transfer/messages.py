@@ -26,12 +26,14 @@ class OpenHostTier(msgspec.Struct, frozen=True, array_like=True, tag="open_tier"
 
 
 class ImportPool(msgspec.Struct, frozen=True, array_like=True, tag="import_pool"):
-    """Import a pool; descriptors: one an allocation whose kind has one, timelines, words."""
+    """Import a pool; descriptors: one an allocation whose kind has one, timelines, words, and with
+    `page_table` the table that says where named pages lie."""
 
     pool: PoolId
     layout: PoolLayout
     handles: Annotated[tuple[MemoryHandle, ...], msgspec.Meta(max_length=BUFFERS_PER_POOL_MAX)]
     sync: SyncHandle = SyncHandle()
+    page_table: bool = False
 
 
 class ReleasePool(msgspec.Struct, frozen=True, array_like=True, tag="release_pool"):

@@ -149,6 +149,8 @@ class Mover:
                 self._handle(decode_request(payload), fds)
             except msgspec.DecodeError as error:
                 self._reject(BadMessage.code, str(error))
+            except DeviceLost:
+                raise
             except TreecoredError as error:
                 self._reject(error.code, str(error))
             except (OSError, ValueError, ArithmeticError, LookupError, MemoryError) as error:
@@ -207,6 +209,7 @@ class Mover:
                 memory=self._memory,
                 tables=self._ipc,
                 read_timelines=lambda table: self._timelines(table, request.sync),
+                page_table=request.page_table,
             )
             try:
                 self._engine.add_pool(pool)

@@ -138,12 +138,14 @@ class MoverHandle:
         handles: Sequence[MemoryHandle],
         fds: Sequence[int],
         sync: SyncHandle = TIMELINE,
+        page_table: bool = False,
     ) -> None:
-        """Ask for a pool; `fds`: one an allocation whose kind has one, timelines, words.
+        """Ask for a pool; `fds`: one an allocation whose kind has one, timelines, words, and with
+        `page_table` that of the table.
 
         They stay the caller's.
         """
-        self._send(ImportPool(pool, layout, tuple(handles), sync), fds)
+        self._send(ImportPool(pool, layout, tuple(handles), sync, page_table), fds)
 
     def release_pool(self, pool: PoolId) -> None:
         """Ask for a pool to be closed."""

@@ -66,6 +66,9 @@ class Shard(NamedTuple):
 
 WHOLE = Shard()
 
+Segments: TypeAlias = Sequence[tuple[int, Sequence[int], Sequence[int]]]
+"""(segment, source pages, target pages), host slots as indices in that segment."""
+
 ChunkCache: TypeAlias = dict[tuple[tuple[Place, Place], Shard], list[Chunk]]
 """Fused chunks by (source, target) and shard; `forget` drops a pool's when it goes."""
 
@@ -85,36 +88,47 @@ def check_part(
 ) -> Iterator[RangeBatch]:
     """Ranges of one part, to be taken. Raises `LayoutError` now, for pages or places that do not
     exist or match; what it returns raises nothing."""
+    segments = check_pages(part, layouts, tier, shard)
+    if not segments:
+        return iter(())
+    known = ((part.source, part.target), shard)
+    chunks = cache.get(known) if cache is not None else None
+    if chunks is None:
+        chunks = fused_chunks(layouts.get(part.source), layouts.get(part.target), shard)
+        if cache is not None:
+            cache[known] = chunks
+    return part_batches(part, segments, chunks)
+
+
+def check_pages(
+    part: CopyPart, layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None, shard: Shard
+) -> Segments:
+    """The pages of a part, by segment of the host tier. Raises `LayoutError` for pages or places
+    that do not exist."""
     source_pages = unpack(part.source_pages)
     target_pages = unpack(part.target_pages)
     if len(source_pages) != len(target_pages):
         raise LayoutError(f"{len(source_pages)} source pages for {len(target_pages)} target pages")
     if not source_pages:
-        return iter(())
+        return []
     if len(set(target_pages)) != len(target_pages):
         raise LayoutError("a target page is named twice")
     if part.source == HOST and part.target == HOST:
         raise LayoutError("a copy within the host tier is not a transfer")
     source = _layout(part.source, layouts)
     target = _layout(part.target, layouts)
-    known = ((part.source, part.target), shard)
-    chunks = cache.get(known) if cache is not None else None
-    if chunks is None:
-        chunks = fused_chunks(source, target, shard)
-        if cache is not None:
-            cache[known] = chunks
-    slot_bytes = shard.slot_bytes or sum(chunk.nbytes for chunk in chunks)
+    pool = source or target
+    assert pool is not None
+    slot_bytes = _slot_bytes(shard, pool)
     segments = _by_segment(part, source_pages, target_pages)
     for segment, starts, stops in segments:
         _check_side(part.source, starts, source, tier, segment, slot_bytes)
         _check_side(part.target, stops, target, tier, segment, slot_bytes)
-    return _batches(part, segments, chunks)
+    return segments
 
 
-def _batches(
-    part: CopyPart,
-    segments: Sequence[tuple[int, Sequence[int], Sequence[int]]],
-    chunks: Sequence[Chunk],
+def part_batches(
+    part: CopyPart, segments: Segments, chunks: Sequence[Chunk]
 ) -> Iterator[RangeBatch]:
     """The ranges of a part that was checked."""
     for segment, starts, stops in segments:
@@ -195,6 +209,16 @@ def fused_chunks(
 ) -> list[Chunk]:
     """Chunks of a page between two places (None: the host tier), neighbours fused.
 
+    Raises `LayoutError` as `buffer_chunks` does.
+    """
+    return fused(buffer_chunks(source, target, shard))
+
+
+def buffer_chunks(
+    source: PoolLayout | None, target: PoolLayout | None, shard: Shard = WHOLE
+) -> list[Chunk]:
+    """The chunk of every buffer in order, none fused.
+
     Raises `LayoutError` when the two sides do not have the same page form, or the page does not
     fit into its shard of a slot.
     """
@@ -203,10 +227,14 @@ def fused_chunks(
             "the pools' pages are made of different buffers (role, layer, bytes or form); "
             "they must not share a namespace"
         )
-    chunks: list[Chunk] = []
     sides = _sides(source, target, shard), _sides(target, source, shard)
-    for left, right in zip(*sides, strict=True):
-        chunk = Chunk(*left[:3], *right)
+    return [Chunk(*left[:3], *right) for left, right in zip(*sides, strict=True)]
+
+
+def fused(separate: Iterable[Chunk]) -> list[Chunk]:
+    """Chunks of which neighbours have become one, where they are neighbours on both sides."""
+    chunks: list[Chunk] = []
+    for chunk in separate:
         last = chunks[-1] if chunks else None
         if last is not None and _follows(last, chunk):
             chunks[-1] = last._replace(nbytes=last.nbytes + chunk.nbytes)
@@ -234,15 +262,21 @@ def _sides(
         return [(b.allocation, b.offset, b.page_stride, b.chunk_bytes) for b in layout.buffers]
     if other is None:
         raise LayoutError("a copy needs a pool on one side")
-    slot_bytes = shard.slot_bytes or other.page_bytes
-    if not 0 <= shard.offset <= slot_bytes - other.page_bytes:
-        raise LayoutError(
-            f"a page of {other.page_bytes} bytes at byte {shard.offset} is not within a slot of "
-            f"{slot_bytes}"
-        )
+    slot_bytes = _slot_bytes(shard, other)
     sizes = [buffer.chunk_bytes for buffer in other.buffers]
     starts = accumulate(sizes, initial=shard.offset)
     return [(0, start, slot_bytes, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def _slot_bytes(shard: Shard, pool: PoolLayout) -> int:
+    """Size of a slot; raises `LayoutError` when the pool's page is not within it."""
+    slot_bytes = shard.slot_bytes or pool.page_bytes
+    if not 0 <= shard.offset <= slot_bytes - pool.page_bytes:
+        raise LayoutError(
+            f"a page of {pool.page_bytes} bytes at byte {shard.offset} is not within a slot of "
+            f"{slot_bytes}"
+        )
+    return slot_bytes
 
 
 def _layout(place: Place, layouts: Mapping[PoolId, PoolLayout]) -> PoolLayout | None:
@@ -255,8 +289,7 @@ def _layout(place: Place, layouts: Mapping[PoolId, PoolLayout]) -> PoolLayout | 
 
 def _by_segment(
     part: CopyPart, source_pages: Sequence[int], target_pages: Sequence[int]
-) -> list[tuple[int, Sequence[int], Sequence[int]]]:
-    """(segment, source pages, target pages) with host slots as indices in that segment."""
+) -> Segments:
     if part.source != HOST and part.target != HOST:
         return [(0, source_pages, target_pages)]
     slots = source_pages if part.source == HOST else target_pages

@@ -179,7 +179,7 @@ class Driver:
     def _serve_command(self) -> list[str]:
         # `-P` keeps the current folder off the import path, whoever owns it.
         module = [sys.executable, "-P", "-m", "directory.cli.tied", str(os.getpid())]
-        return [*module, "serve", "--log-level", "warning"]
+        return [*module, "serve", "--log-level", "warning", "--no-host-keep"]
 
     def _await_ready(self, ready_fd: int) -> None:
         ready, _, _ = select.select([ready_fd], [], [], START_DEADLINE_S)

@@ -27,17 +27,47 @@ EXIT_USAGE = 2
 )
 @click.option("--host-tier", help='Memory of the host tier, such as "64GiB"; 0: none. [4GiB]')
 @click.option("--segment", help="Piece of the host tier given to one page size. [64MiB]")
-@click.option("--device", help="Kind of device that the mover drives. [cpu]")
+@click.option(
+    "--host-keep/--no-host-keep",
+    default=None,
+    help="Keep the host tier for the next daemon when this one ends, however it does. [keep]",
+)
+@click.option(
+    "--host-dir",
+    help="Folder (0700, in memory) where it is kept. [in the runtime folder, or shared memory]",
+)
+@click.option(
+    "--cold", is_flag=True, default=None, help="Begin with an empty host tier all the same."
+)
+@click.option(
+    "--device",
+    help='What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as nvidia-smi -L names '
+    "it, never an ordinal. [cpu]",
+)
+@click.option(
+    "--host-unpinned/--host-pinned",
+    default=None,
+    help="Leave the host tier unregistered with the GPU's driver: slower copies, but no locked "
+    "memory. [pinned]",
+)
 @click.option("--log-level", help="debug, info, warning or error. [info]")
 @click.option("--log-format", help="console or json. [console]")
 @click.option("--sessions-max", help="Scheduler processes at once. [256]")
+@click.option(
+    "--mover-silence-ms-max",
+    help="Milliseconds after which a mover that has copies and says nothing is replaced. [1200]",
+)
+@click.option(
+    "--mover-start-ms-max",
+    help="The same while one starts, or maps memory: pinning a large host tier takes long. [60000]",
+)
 @click.option(
     "--ready-fd",
     type=click.IntRange(min=0),
     default=None,
     help="Inherited descriptor that gets one byte once the daemon serves.",
 )
-def serve(config: Path | None, ready_fd: int | None, **flags: str | None) -> None:
+def serve(config: Path | None, ready_fd: int | None, **flags: object) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     Settings come from a TOML file, then TREECORED_* variables, then flags; the later override.

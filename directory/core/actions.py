@@ -155,6 +155,15 @@ class Word(msgspec.Struct, array_like=True, frozen=True):
     value: int
 
 
+class Landing(msgspec.Struct, array_like=True, frozen=True):
+    """Where a mover tells how far a load is: the pool's counter reads `first` + n once its first n
+    layers have landed. It stands at `first` before, or the copy is lost."""
+
+    pool: PoolId
+    counter: int
+    first: int
+
+
 class CopyPart(msgspec.Struct, array_like=True, frozen=True):
     """Pages of one place copied to as many pages of another; packed page numbers or slots."""
 
@@ -168,7 +177,8 @@ class SubmitCopy(msgspec.Struct, array_like=True, frozen=True, tag="submit_copy"
     """Copy all parts after all fences; answer `CopyDone` exactly once.
 
     `slot_bytes` (0: a page of the pool): size of a host slot that holds the shards of several
-    ranks; the pool's page is what begins at `shard_offset` bytes of it.
+    ranks; the pool's page is what begins at `shard_offset` bytes of it. `landing`: only where all
+    parts come from the host tier, for what has landed must count at once.
     """
 
     op: OpId
@@ -178,6 +188,36 @@ class SubmitCopy(msgspec.Struct, array_like=True, frozen=True, tag="submit_copy"
     words: tuple[Word, ...]
     slot_bytes: int = 0
     shard_offset: int = 0
+    landing: Landing | None = None
 
 
-Action = Answer | Registered | RegistrationRefused | ReleasePool | SubmitCopy
+class Journal(msgspec.Struct, frozen=True):
+    """Write down what a successor must know of the host tier, before the actions that follow.
+
+    Append `record` to the log (unless it is empty), then let the words of `slots` (packed) be
+    `stamp`; 0: these slots are not valid.
+    """
+
+    record: bytes
+    slots: bytes
+    stamp: int
+
+
+class JournalBegin(msgspec.Struct, frozen=True):
+    """Begin a new log; the older ones count on until `JournalEnd`."""
+
+
+class JournalEnd(msgspec.Struct, frozen=True):
+    """Drop all logs but the one that was begun last: it says everything that they say."""
+
+
+Action = (
+    Answer
+    | Registered
+    | RegistrationRefused
+    | ReleasePool
+    | SubmitCopy
+    | Journal
+    | JournalBegin
+    | JournalEnd
+)

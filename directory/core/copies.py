@@ -7,7 +7,7 @@ of its shards have ended, and never lands on the word of some of them.
 
 from __future__ import annotations
 
-from directory.core.actions import CopyKind, CopyPart, Fence, SubmitCopy, Word
+from directory.core.actions import CopyKind, CopyPart, Fence, Landing, SubmitCopy, Word
 from directory.core.events import CopyDone, Restore
 from directory.core.ids import CURRENT, FORWARD, POOL_WORD, OpId, Place, PoolId
 from directory.core.node import Node, Residency
@@ -75,6 +75,16 @@ class Copy:
         )
         return None if self.open else self.so_far
 
+    def landing(self) -> Landing | None:
+        """Where the mover tells layer by layer what has landed: only of pages of the host tier.
+
+        What comes out of pools counts when it has been validated as a whole, and in a group not
+        before all ranks' words were: that only the directory can say.
+        """
+        if self.body is None or not self.body.landing[0] or self.peer_pages:
+            return None
+        return Landing(self.target, *self.body.landing)
+
     def doom(self) -> None:
         """Whatever the mover reports of it, nothing that it brings counts."""
         self.state = step(TRANSFER, self.state, TransferEvent.DOOM, self)
@@ -122,8 +132,9 @@ def submissions(
     """
     fences, words = guard.fences(), guard.words()
     copy.words = words
+    landing = copy.landing()
     if not copy.open:
-        return [SubmitCopy(copy.op, copy.kind, parts, fences, words)]
+        return [SubmitCopy(copy.op, copy.kind, parts, fences, words, landing=landing)]
     pool = pools[copy.pools[0]]
     shards: list[SubmitCopy] = []
     for rank, op in enumerate(copy.open):
@@ -145,6 +156,7 @@ def submissions(
                 tuple(Word(member[word.pool], word.slot, word.value) for word in words),
                 pool.page_bytes,
                 rank * pool.shard_bytes,
+                landing and Landing(member[landing.pool], landing.counter, landing.first),
             )
         )
     return shards

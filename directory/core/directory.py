@@ -7,6 +7,8 @@ clock, block, touch bytes of a page, or depend on anything but the events so far
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from directory.core import limits
 from directory.core.actions import (
     Action,
@@ -40,9 +42,12 @@ from directory.core.group import GroupLog, Turn
 from directory.core.host import HostSlots
 from directory.core.ids import HOST, PoolId
 from directory.core.invariants import violations
+from directory.core.journal import HostJournal
 from directory.core.lease import LeaseTable
 from directory.core.place import HostState, PoolState
 from directory.core.pool import flush_pages
+from directory.core.records import SlotWord
+from directory.core.recovery import Builder, find
 from directory.core.registry import Registry
 from directory.core.requests import Handler, Requests
 from directory.core.states import LeaseEvent
@@ -52,9 +57,19 @@ from directory.core.tree import Tree
 
 
 class Directory:
-    """The authoritative state of one node. `host_bytes`: memory of the host tier."""
+    """The authoritative state of one node. `host_bytes`: memory of the host tier.
 
-    def __init__(self, *, host_bytes: int = 0, segment_bytes: int = 64 * limits.MIB) -> None:
+    `journal`: a random number of this boot, not 0, where the tier is to outlive it; then the
+    actions include what is to be written down.
+    """
+
+    def __init__(
+        self,
+        *,
+        host_bytes: int = 0,
+        segment_bytes: int = 64 * limits.MIB,
+        journal: int = 0,
+    ) -> None:
         self.tree = Tree()
         self.host = HostState()
         self.tree.places[HOST] = self.host
@@ -64,7 +79,10 @@ class Directory:
         self.pools = self.registry.pools
         self.counters: dict[str, int] = {}
         self.story = Story()
-        self.transfers = Transfers(self.tree, self.host, self.slots, self.pools, self._count)
+        self.journal = HostJournal(self.host, self.tree.nodes, journal)
+        self.transfers = Transfers(
+            self.tree, self.host, self.slots, self.pools, self.journal, self._count
+        )
         requests = Requests(self.tree, self.host, self.leases, self.transfers, self._count)
         self._handlers: dict[type[Body], Handler] = {**requests.handlers, Stats: self._stats}
 
@@ -76,10 +94,11 @@ class Directory:
         """
         try:
             if isinstance(event, Asked):
-                return self._asked(event)
-            actions = self._spread(self._told(event))
-            self.registry.forget_closed()
-            return actions
+                actions = self._asked(event)
+            else:
+                actions = self._spread(self._told(event))
+                self.registry.forget_closed()
+            return [*self.journal.take(), *actions] if self.journal.on else actions
         except InternalError as error:
             raise InternalError(f"{error}\nstory:\n{self.story.tell()}") from error
 
@@ -94,6 +113,22 @@ class Directory:
         assert isinstance(event, MoverLost)
         self.story.add("mover_lost", event.detail)
         return self.transfers.lose_all(event.detail or "mover lost")
+
+    def recover(self, logs: Iterable[bytes], word: SlotWord, sizes: Sequence[int]) -> list[Action]:
+        """Take up what an earlier boot's journal says of the host tier, before any event.
+
+        `logs`: older first. `word`: reads a slot's word. `sizes`: bytes of memory that there are
+        of each segment. Returns the journal's actions: what could not be taken up is invalid, and
+        one new log says the rest. Damage costs pages; nothing that it does raises.
+        """
+        found = find(logs, word)
+        outcome = Builder(self.tree, self.host, self.slots, sizes).build(found)
+        self.journal.seq = found.seq
+        self.journal.invalidate(outcome.dropped)
+        self._count("host_pages_recovered", outcome.pages)
+        self._count("host_pages_not_recovered", len(outcome.dropped) // 4)
+        self._count("journal_records_lost", found.lost)
+        return self.journal.rewrite()
 
     def check(self) -> list[str]:
         """Walk the whole state and return every invariant that does not hold, with numbers."""
@@ -110,6 +145,7 @@ class Directory:
         facts["backups_waiting"] = len(self.transfers.wished)
         facts["host_pages"] = self.host.pages
         facts["host_pages_leased"] = self.host.locked_pages
+        facts["journal_bytes"] = self.journal.log_bytes
         return facts
 
     # Sessions.

@@ -127,6 +127,12 @@ class UnknownPool(StaleError):
     code = "unknown_pool"
 
 
+class AnswerGone(StaleError):
+    """The message was carried out and its answer is no longer kept; take it for no answer."""
+
+    code = "answer_gone"
+
+
 class TransferError(TreecoredError):
     """A copy did not happen."""
 

@@ -6,16 +6,26 @@ other events come from the daemon's shell (sessions) and from the movers. No eve
 clock other than `now_us`, a handle, or an address.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from directory.core import limits
 from directory.core.ids import LeaseId, NodeId, OpId, PoolId
 from directory.core.namespace import NamespaceKey
 
 Mode = Literal["mirrored", "thin"]
 Outcome = Literal["ok", "void", "failed"]
 FlushScope = Literal["pool", "host"]
+
+# A decoder refuses what is longer; the core looks again, for not every caller decodes.
+_UpToGaveUp = msgspec.Meta(max_length=limits.GAVE_UP_PAGES_MAX)
+Runs = Annotated[tuple[tuple[int, int, int], ...], _UpToGaveUp]
+Words = Annotated[tuple[tuple[int, int], ...], _UpToGaveUp]
+RequestName = Annotated[str, msgspec.Meta(max_length=limits.REQUEST_CHARS_MAX)]
+LiveRequests = Annotated[
+    tuple[tuple[RequestName, int], ...], msgspec.Meta(max_length=limits.LIVE_REQUESTS_MAX)
+]
 
 
 class Body(msgspec.Struct, array_like=True, frozen=True, tag=True):
@@ -87,10 +97,14 @@ class Evict(Body, frozen=True, tag="evict"):
 
 class Evicted(Body, frozen=True, tag="evicted"):
     """Mirrored: report pages given up. Runs are (span, first page in span, page count), children
-    before parents; words are (span, new value) as bumped before the pages were freed."""
+    before parents; words are (span, new value) as bumped before the pages were freed.
 
-    runs: tuple[tuple[int, int, int], ...]
-    words: tuple[tuple[int, int], ...]
+    At most GAVE_UP_PAGES_MAX of each: who gives up more says it in several reports. Each report
+    has a new word for every span of its runs; a span of two reports has moved on twice.
+    """
+
+    runs: Runs
+    words: Words
 
 
 class Restore(Body, frozen=True, tag="restore"):
@@ -98,6 +112,10 @@ class Restore(Body, frozen=True, tag="restore"):
 
     `quiet`: timeline values (forward, current) after which the target pages are quiet. The answer
     comes when the pages have landed or are lost; until then the pages are the mover's.
+    `landing` (counter, value), (0, 0) for none: a counter of the timelines table, from LANDINGS
+    on, that stands at the value now. Where all pages come from the host tier it reads value + n
+    once the first n layers have landed, and until the answer nobody else writes it; pages of
+    other pools land whole, and the counter is left alone.
     """
 
     request: str
@@ -106,6 +124,7 @@ class Restore(Body, frozen=True, tag="restore"):
     start_page: int
     pages: bytes
     quiet: tuple[int, int]
+    landing: tuple[int, int] = (0, 0)
 
 
 class Flush(Body, frozen=True, tag="flush"):
@@ -125,10 +144,13 @@ class Live(Body, frozen=True, tag="live"):
     """Report every (request, attempt) that is alive at this position of the stream.
 
     Leases granted before it for others fall, so that no lost release can leak. A request whose
-    question is unanswered is alive.
+    question is unanswered is alive. A list of more than LIVE_REQUESTS_MAX comes in parts, one
+    after the other: `first` begins it, and its position counts; with `last` the leases fall.
     """
 
-    requests: tuple[tuple[str, int], ...]
+    requests: LiveRequests
+    first: bool = True
+    last: bool = True
 
 
 class Stats(Body, frozen=True, tag="stats"):

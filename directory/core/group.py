@@ -102,8 +102,9 @@ class GroupLog:
 
     def leave(self, member: PoolId) -> None:
         """A rank is gone: it waits for nothing any more."""
-        for entry in self._entries.values():
+        for seq, entry in list(self._entries.items()):
             entry.waiting.pop(member, None)
+            self._forget_if_done(seq, entry)
 
     def _open(self, seq: int, body: Body) -> _Entry:
         entry = _Entry(body)

@@ -29,7 +29,8 @@ class HostSlots:
             )
         self.total_bytes = total_bytes
         self.segment_bytes = segment_bytes
-        self.page_bytes_of: list[int] = []
+        self.page_bytes_of: dict[int, int] = {}
+        self._spare = list(range(count - 1, -1, -1))
         self._segment_count = count
         self._free: dict[int, list[int]] = {}
         self._capacity: dict[int, int] = {}
@@ -60,11 +61,12 @@ class HostSlots:
     def could_hold(self, page_bytes: int, count: int) -> bool:
         """Whether `count` pages of this size fit at all, everything evictable being evicted."""
         most = self._capacity.get(page_bytes, 0)
-        spare = self._segment_count - len(self.page_bytes_of)
-        if spare:
-            # All spare segments are full-sized but for the last one.
-            most += (spare - 1) * self._slots_in(page_bytes, 0)
-            most += self._slots_in(page_bytes, self._segment_count - 1)
+        if self._spare:
+            # All spare segments are full-sized, but the last one of the tier may be shorter.
+            last = self._segment_count - 1
+            short = self._spare[0] == last
+            most += (len(self._spare) - short) * self.slots_in(page_bytes, 0)
+            most += self.slots_in(page_bytes, last) if short else 0
         return count <= most
 
     def free_count(self, page_bytes: int) -> int:
@@ -84,18 +86,33 @@ class HostSlots:
         """Page sizes in bytes that have segments."""
         return sorted(self._capacity)
 
-    def _slots_in(self, page_bytes: int, segment: int) -> int:
+    def slots_in(self, page_bytes: int, segment: int) -> int:
+        """Slots of a segment, were it given to this page size."""
         size = min(self.segment_bytes, self.total_bytes - segment * self.segment_bytes)
         return min(size // page_bytes, limits.SLOTS_PER_SEGMENT_MAX)
 
+    def adopt(self, segment: int, page_bytes: int, taken: list[int]) -> None:
+        """Give a spare segment to a page size, with these slots of it taken already."""
+        self._spare.remove(segment)
+        self.page_bytes_of[segment] = page_bytes
+        count = self.slots_in(page_bytes, segment)
+        self._capacity[page_bytes] = self._capacity.get(page_bytes, 0) + count
+        held = bytearray(count)
+        base = segment << 16
+        for slot in taken:
+            held[slot - base] = 1
+        free = self._free.setdefault(page_bytes, [])
+        free[:0] = [base + index for index in range(count - 1, -1, -1) if not held[index]]
+
     def _grow(self, page_bytes: int, free: list[int]) -> bool:
-        segment = len(self.page_bytes_of)
-        if segment >= self._segment_count:
+        if not self._spare:
             return False
-        count = self._slots_in(page_bytes, segment)
+        segment = self._spare[-1]
+        count = self.slots_in(page_bytes, segment)
         if not count:
             return False
-        self.page_bytes_of.append(page_bytes)
+        self._spare.pop()
+        self.page_bytes_of[segment] = page_bytes
         self._capacity[page_bytes] = self._capacity.get(page_bytes, 0) + count
         base = segment << 16
         free[:0] = range(base + count - 1, base - 1, -1)

@@ -32,6 +32,9 @@ POOL_WORD: Final[int] = 0
 FORWARD: Final[int] = 0
 CURRENT: Final[int] = 1
 """Timelines of a pool: the stream of the forward pass and the scheduler's current stream."""
+LANDINGS: Final[int] = 3
+"""First landing counter of a pool's timelines table: a mover writes there how many layers of a
+load have landed. (What lies between is the sync backend's.)"""
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ def violations(directory: Directory) -> list[str]:
     """Return every violated invariant with the numbers that disagree; empty when all hold."""
     found = tree_violations(directory.tree, _claims(directory))
     found += _host(directory)
+    found += _journal(directory)
     found += _leases(directory)
     found += _transfers(directory)
     found += _groups(directory)
@@ -203,6 +204,22 @@ def _host(directory: Directory) -> list[str]:
             found.append(
                 f"host: {len(mine)} held + {len(free)} free slots of {size} bytes, "
                 f"{len(both)} distinct of {capacity}"
+            )
+    return found
+
+
+def _journal(directory: Directory) -> list[str]:
+    found: list[str] = []
+    for node in directory.host.nodes.values():
+        residency = node.places.get(HOST)
+        if residency is None:
+            continue  # its index is wrong, and said to be
+        stamped = sum(run.length for run in residency.runs)
+        wanted = residency.page_count if node.resident(HOST) and directory.journal.on else 0
+        if stamped != wanted:
+            found.append(
+                f"journal: {stamped} pages of node {node.id} ({residency.state}) have stamps, "
+                f"{wanted} should"
             )
     return found
 

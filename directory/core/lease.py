@@ -71,6 +71,11 @@ class LeaseTable:
             raise StaleReceipt(f"receipt {receipt} belongs to another scheduler")
         return lease
 
+    def owner(self, receipt: LeaseId) -> Owner | None:
+        """Whose a held lease is; None for one that is held no more."""
+        lease = self._held.get(receipt)
+        return None if lease is None else lease.owner
+
     def claim(self, lease: Lease, node: Node, place: Place) -> None:
         """Hold a node's path at a place."""
         self._tree.lock(node, place)

@@ -20,8 +20,14 @@ PROMPT_PAGES_MAX: Final = PAGES_BYTES_MAX // PAGE_NUMBER_BYTES
 the page lists of their answers."""
 WORD_BYTES_MAX: Final = 20
 """A (span, value, count) of an answer as packed: a header, 4 + 1, 8 + 1 and 4 + 1 bytes."""
-GAVE_UP_PAGES_MAX: Final = 1 << 19
-"""Pages in one answer to Evict or to a thin pool's Flush; for more the client asks again."""
+RUN_BYTES_MAX: Final = 16
+"""A (span, first page, count) of a report as packed: a header and three times 4 + 1 bytes."""
+GAVE_UP_PAGES_MAX: Final = 1 << 16
+"""Pages given up by one message: an answer to Evict or to a thin pool's Flush (for more the client
+asks again), or a mirrored report of evicted pages (a mirror that gives up more reports it in
+several, each with the words as they were moved on for it)."""
+LIVE_REQUESTS_MAX: Final = 4_096
+"""Requests in one part of a list of live ones."""
 FDS_PER_FRAME_MAX: Final = 250
 
 INSTANCE_CHARS_MAX: Final = 128
@@ -45,8 +51,26 @@ LEASES_PER_POOL_MAX: Final = 65_536
 BACKUPS_IN_FLIGHT_MAX: Final = 64
 BACKUPS_PENDING_MAX: Final = 262_144
 RESTORES_PER_POOL_MAX: Final = 1_024
+LANDING_COUNTERS_MAX: Final = 1_024
+"""Landing counters of one pool; each serves one load at a time."""
+LANDING_VALUE_MAX: Final = (1 << 63) - 1
+"""Highest value of a landing counter: a waiting stream compares with a sign."""
 BACKUP_PAGES_MAX: Final = 4_096
 """Pages of one backup; a longer node is split so that no single copy holds the queue long."""
+
+JOURNAL_TOKENS_BYTES_MAX: Final = 64 * KIB
+"""Tokens in one record of the host tier's journal (a single page's where those are more): what
+one damaged place can cost."""
+JOURNAL_RECORD_BYTES_MAX: Final = 256 * KIB
+"""One record. A reader looks no further for its end."""
+JOURNAL_SPACE_AGAIN_BYTES: Final = 64 * KIB
+"""A namespace in use is named again in the log after so much, so that no damage to one record
+costs all of its pages."""
+JOURNAL_COMPACT_BYTES_MIN: Final = 4 * MIB
+"""A log is not worth compacting before; above, it is once it is twice what was left last time."""
+JOURNAL_COMPACT_NODES_A_STEP: Final = 32
+JOURNAL_COMPACT_BYTES_A_STEP: Final = 64 * KIB
+"""What one event does at most for a compaction (and one record more)."""
 
 UNACKED_MESSAGES_MAX: Final = 65_536
 KEPT_ANSWERS_MAX: Final = 65_536
@@ -65,7 +89,7 @@ CALL_DEADLINE_MS: Final = 2_000
 RESEND_AFTER_MS: Final = 200
 MOVER_START_MS_MAX: Final = 60_000
 """Silence of a mover that starts, or maps or unmaps memory: one driver call may take seconds."""
-MOVER_SILENCE_MS_MAX: Final = 1_500
+MOVER_SILENCE_MS_MAX: Final = 1_200
 """Silence of a mover that has copies to do; between two slices of them it answers."""
 MOVER_PING_AFTER_MS: Final = 250
 
@@ -76,10 +100,22 @@ assert (
     GAVE_UP_PAGES_MAX * (PAGE_NUMBER_BYTES + WORD_BYTES_MAX) + ENVELOPE_BYTES_MAX
     <= MESSAGE_BYTES_MAX
 ), "every page given up may have a word of its own"
+assert (
+    GAVE_UP_PAGES_MAX * (RUN_BYTES_MAX + WORD_BYTES_MAX) + ENVELOPE_BYTES_MAX <= MESSAGE_BYTES_MAX
+), "every page reported as given up may be a run of its own, with a word of its own"
+assert LIVE_REQUESTS_MAX * (4 * REQUEST_CHARS_MAX + 16) + ENVELOPE_BYTES_MAX <= MESSAGE_BYTES_MAX, (
+    "names of four bytes a character, with their attempts"
+)
 assert KEPT_ANSWERS_MAX >= UNACKED_MESSAGES_MAX
 assert KEPT_ANSWERS_BYTES_MAX >= MESSAGE_BYTES_MAX, "the answer that is kept now stays"
 assert MOVER_PING_AFTER_MS < MOVER_SILENCE_MS_MAX < MOVER_START_MS_MAX
 assert GROUP_LAG_BYTES_MAX >= MESSAGE_BYTES_MAX
+assert LANDING_COUNTERS_MAX <= RESTORES_PER_POOL_MAX, "more loads are never under way"
 assert GENERATIONS_KEPT_MAX > POOLS_MAX, "a live instance keeps its generation"
 assert RESEND_AFTER_MS < CALL_DEADLINE_MS < FENCE_DEADLINE_MS
+assert 16 * PAGE_SIZE_MAX <= JOURNAL_TOKENS_BYTES_MAX, "a page of pairs of 64-bit ids"
+assert (
+    2 * JOURNAL_TOKENS_BYTES_MAX + FINGERPRINT_BYTES_MAX + 12 * KEY_PART_CHARS_MAX
+    <= JOURNAL_RECORD_BYTES_MAX
+), "at page size 1 a slot takes as much as a token; a namespace fits as well"
 assert SEGMENTS_MAX * SLOTS_PER_SEGMENT_MAX <= 1 << 32, "a host slot id is 32 bits"

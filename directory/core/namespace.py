@@ -57,7 +57,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """Everything that must agree before two schedulers may read one another's bytes.
 
     A group leaves `tp_rank` and `pp_rank` at 0: its host page holds the shards of all ranks. Ranks
-    that register as instances of their own name them, for each holds another shard.
+    that register as instances of their own name them, for each holds another shard. `weights`: what
+    tells the weights of equally named models apart; `overrides`: settings that change what the
+    model's files say; `engine`: the program, where two of them may compute differently.
     """
 
     model: str
@@ -76,6 +78,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
     pp_size: int = 1
     tp_rank: int = 0
     pp_rank: int = 0
+    weights: str | None = None
+    overrides: str | None = None
+    engine: str | None = None
 
     def encode(self) -> bytes:
         """Return the canonical form (JSON): equal exactly where every field is.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from directory.core.eviction import EvictionOrder
 from directory.core.group import GroupLog
 from directory.core.ids import HOST, POOL_WORD, NodeId, Place, PoolId
-from directory.core.node import Node
+from directory.core.node import Node, Run
+from directory.core.spans import merge_parts, split_parts
 from directory.core.states import PoolPhase
 
 
@@ -40,6 +41,12 @@ class PlaceState:
         self.pages += pages
         self.locked_pages += locked
 
+    def on_split(self, lower: Node, upper: Node) -> None:
+        """A node here was split; `upper` is its new upper half."""
+
+    def on_merge(self, upper: Node, lower: Node, runs: tuple[Run, ...]) -> None:
+        """A node here (its runs were `runs`) was merged into its child."""
+
     @property
     def evictable_pages(self) -> int:
         """Resident pages that no lease protects."""
@@ -49,13 +56,15 @@ class PlaceState:
 class HostState(PlaceState):
     """The host tier: one eviction order a page size, for slots of one size free only that size.
 
-    `evictable`: resident pages without a lease, by page size in bytes.
+    `evictable`: resident pages without a lease, by page size in bytes. `unwritten`: nodes that a
+    compaction of the journal under way has still to write (`journal` mutates it, too).
     """
 
-    __slots__ = ("evictable", "orders")
+    __slots__ = ("evictable", "orders", "unwritten")
 
     def __init__(self) -> None:
         super().__init__(HOST)
+        self.unwritten: dict[NodeId, None] = {}
         self.orders: dict[int, EvictionOrder] = {}
         self.evictable: dict[int, int] = {}
 
@@ -64,6 +73,18 @@ class HostState(PlaceState):
         super().count(node, pages, locked)
         size = node.space.page_bytes
         self.evictable[size] = self.evictable.get(size, 0) + pages - locked
+
+    def on_split(self, lower: Node, upper: Node) -> None:
+        """Both halves are to be written where the whole was."""
+        if lower.id in self.unwritten:
+            self.unwritten[upper.id] = None
+
+    def on_merge(self, upper: Node, lower: Node, runs: tuple[Run, ...]) -> None:
+        """The whole is to be written where the upper half was."""
+        del runs
+        if upper.id in self.unwritten:
+            del self.unwritten[upper.id]
+            self.unwritten[lower.id] = None
 
     def order_for(self, node: Node) -> EvictionOrder:
         """Return the order of the node's page size in bytes."""
@@ -90,7 +111,8 @@ class PoolState(PlaceState):
     `members`: the ranks' own numbers in rank order (0: not registered yet); `place` is the number
     of the first one to register. `page_bytes`: one host page, all ranks' shards. `log`: what the
     ranks have asked (None for a group of one). `owned`: pages in the tree. `filling`: targets of
-    restores that have not been answered.
+    restores that have not been answered. `unlisted`: while a list of live requests arrives in
+    parts, the leases from before it that no part has named yet.
     """
 
     __slots__ = (
@@ -111,6 +133,7 @@ class PoolState(PlaceState):
         "phase",
         "restores",
         "spans",
+        "unlisted",
         "word",
     )
 
@@ -146,6 +169,15 @@ class PoolState(PlaceState):
         self.leases: dict[int, None] = {}
         self.copies: dict[int, None] = {}
         self.restores = 0
+        self.unlisted: dict[int, None] | None = None
+
+    def on_split(self, lower: Node, upper: Node) -> None:
+        """Enter the upper half into its spans' parts."""
+        split_parts(self, lower, upper)
+
+    def on_merge(self, upper: Node, lower: Node, runs: tuple[Run, ...]) -> None:
+        """Replace the node by its child in its spans' parts."""
+        merge_parts(self, upper, lower, runs)
 
     @property
     def live(self) -> bool:

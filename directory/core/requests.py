@@ -7,7 +7,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from directory.core import limits
@@ -35,7 +35,7 @@ from directory.core.events import (
     Restore,
     Unlock,
 )
-from directory.core.ids import HOST, NO_LEASE
+from directory.core.ids import HOST, NO_LEASE, LeaseId
 from directory.core.lease import LeaseTable
 from directory.core.node import Node
 from directory.core.place import HostState, PoolState
@@ -242,6 +242,9 @@ class Requests:
 
     def _evicted(self, pool: PoolState, seq: int, body: Evicted) -> list[Action]:
         _check_mode(pool, "mirrored", "Evicted")
+        longest = max(len(body.runs), len(body.words))
+        if longest > limits.GAVE_UP_PAGES_MAX:
+            raise TooLarge(f"{longest} runs or words, at most {limits.GAVE_UP_PAGES_MAX}")
         count = apply_given_up(self.tree, pool, body.runs, body.words)
         self.transfers.doom_overtaken(pool)
         self._count("pool_pages_evicted", count)
@@ -271,16 +274,32 @@ class Requests:
                 self.transfers.evict_host(size, self.host.evictable[size] or 1)
         for node in list(self.host.nodes.values()):
             if node.places[HOST].state in ("resident", "filling"):
+                self.transfers.journal.give_up(node.places[HOST])
                 self.tree.retire(node, HOST)
 
     def _live(self, pool: PoolState, seq: int, body: Live) -> list[Action]:
+        if len(body.requests) > limits.LIVE_REQUESTS_MAX:
+            raise TooLarge(f"{len(body.requests)} requests, at most {limits.LIVE_REQUESTS_MAX}")
+        if body.first:
+            # What is granted from here on, while further parts arrive, is not concerned.
+            pool.unlisted = dict.fromkeys(pool.leases)
+        elif pool.unlisted is None:
+            raise BadMessage("a list of live requests goes on that has not begun")
         listed = set(body.requests)
-        for receipt in list(pool.leases):
-            lease = self.leases.get(receipt, pool.place)
-            if (lease.owner.request, lease.owner.attempt) not in listed:
-                self.leases.release(pool, lease, LeaseEvent.UNLIST)
-                self._count("leases_unlisted", 1)
+        for receipt in list(pool.unlisted):
+            owner = self.leases.owner(receipt)
+            if owner is None or (owner.request, owner.attempt) in listed:
+                del pool.unlisted[receipt]
+        if body.last:
+            self._unlist(pool, pool.unlisted)
+            pool.unlisted = None
         return self._report(pool, seq)
+
+    def _unlist(self, pool: PoolState, receipts: Iterable[LeaseId]) -> None:
+        for receipt in receipts:
+            lease = self.leases.get(receipt, pool.place)
+            self.leases.release(pool, lease, LeaseEvent.UNLIST)
+            self._count("leases_unlisted", 1)
 
     # Small things.
 

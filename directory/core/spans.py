@@ -6,8 +6,12 @@ changes of shape. A run is [first, first + length) of a span; a node has at most
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from directory.core.node import Node, Run
-from directory.core.place import PoolState
+
+if TYPE_CHECKING:
+    from directory.core.place import PoolState
 
 
 def split_runs(runs: tuple[Run, ...], pages: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:

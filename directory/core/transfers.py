@@ -16,7 +16,8 @@ from directory.core.copies import Copy, Guard, add_part, submissions
 from directory.core.errors import BadMessage, TooMany
 from directory.core.events import CopyDone, Restore
 from directory.core.host import HostSlots
-from directory.core.ids import HOST, POOL_WORD, NodeId, OpId, Place, PoolId
+from directory.core.ids import HOST, LANDINGS, POOL_WORD, NodeId, OpId, Place, PoolId
+from directory.core.journal import HostJournal
 from directory.core.lease import Lease
 from directory.core.node import Node
 from directory.core.place import HostState, PoolState
@@ -36,12 +37,14 @@ class Transfers:
         host: HostState,
         slots: HostSlots,
         pools: dict[PoolId, PoolState],
+        journal: HostJournal,
         count: Callable[[str, int], None],
     ) -> None:
         self._tree = tree
         self._host = host
         self._slots = slots
         self._pools = pools
+        self.journal = journal
         self._count = count
         self.copies: dict[OpId, Copy] = {}
         self.shards: dict[OpId, Copy] = {}
@@ -94,6 +97,7 @@ class Transfers:
             self._count("backups_refused", node.page_count)
             return []
         pool = self._pools[source]
+        self.journal.invalidate(slots)
         copy = self._new_copy("backup", (source,))
         copy.again = not_pool != 0
         self._tree.begin_fill(node, HOST, slots, copy.op, self._host.next_tick())
@@ -139,6 +143,7 @@ class Transfers:
             if node.page_count > want - done:
                 self._tree.split(node, node.page_count - (want - done))
             done += node.page_count
+            self.journal.give_up(node.places[HOST])
             self._slots.release(page_bytes, self._tree.drop(node, HOST))
             self._tree.prune(node)
         self._count("host_pages_evicted", done)
@@ -156,9 +161,28 @@ class Transfers:
             raise BadMessage("a restore target is in use already; allocate free pages")
         if body.start_page < 0:
             raise BadMessage(f"start_page must not be negative, got {body.start_page}")
+        self._check_landing(pool, body.landing)
         if pool.restores >= limits.RESTORES_PER_POOL_MAX:
             raise TooMany(f"{pool.restores} restores are in flight; wait for some to land")
         return self._begin_restore(pool, seq, body, lease.end, peers=True)
+
+    def _check_landing(self, pool: PoolState, landing: tuple[int, int]) -> None:
+        counter, first = landing
+        if not counter:
+            return
+        if not LANDINGS <= counter < LANDINGS + limits.LANDING_COUNTERS_MAX:
+            raise BadMessage(
+                f"landing counters are {LANDINGS} to "
+                f"{LANDINGS + limits.LANDING_COUNTERS_MAX - 1}, got {counter}"
+            )
+        if not 0 <= first <= limits.LANDING_VALUE_MAX - limits.BUFFERS_PER_POOL_MAX:
+            raise BadMessage(f"landing counter {counter} cannot begin at {first}")
+        for op in pool.copies:
+            other = self.copies[op]
+            if other.target == pool.place and other.body and other.body.landing[0] == counter:
+                raise BadMessage(
+                    f"landing counter {counter} serves a restore that has not been answered"
+                )
 
     def _begin_restore(
         self, pool: PoolState, seq: int, body: Restore, end: Node | None, *, peers: bool
@@ -250,6 +274,7 @@ class Transfers:
         size = self._tree.fills[copy.op][0].space.page_bytes
         if landed:
             nodes, freed = self._tree.land(copy.op, HOST)
+            self.journal.validate(node for node in nodes if node.id in self._tree.nodes)
             self._count("bytes_backed_up", event.nbytes)
             self._count("pages_backed_up", sum(node.page_count for node in nodes))
             for node in nodes:

@@ -13,7 +13,7 @@ from directory.core.ids import HOST, NodeId, OpId, Place, is_pool
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node, Residency, Run, Space
 from directory.core.place import PlaceState, PoolState
-from directory.core.spans import join_runs, merge_parts, split_parts, split_runs
+from directory.core.spans import join_runs, split_runs
 from directory.core.states import RESIDENCY, ResidencyEvent, ResidencyState, step
 
 Step = tuple[Node, int]
@@ -110,8 +110,7 @@ class Tree:
             upper.places[place] = half
             state = self.places[place]
             state.nodes[upper.id] = upper
-            if isinstance(state, PoolState):
-                split_parts(state, node, upper)
+            state.on_split(node, upper)
             if lower.op:
                 nodes = self.fills[lower.op]
                 nodes.insert(nodes.index(node), upper)
@@ -153,8 +152,7 @@ class Tree:
             )
             state = self.places[place]
             del state.nodes[node.id]
-            if isinstance(state, PoolState):
-                merge_parts(state, node, child, upper.runs)
+            state.on_merge(node, child, upper.runs)
         node.parent.children[node.edge[:key]] = child
         child.edge = node.edge + child.edge
         child.parent = node.parent

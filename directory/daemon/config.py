@@ -5,7 +5,6 @@ It must never read anything but the file it is pointed at and `TREECORED_*` vari
 """
 
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from directory.core.limits import (
     POOLS_MAX,
     SEGMENTS_MAX,
 )
+from directory.protocol.runtime_dir import default_runtime_dir
 
 CONFIG_VARIABLE = "TREECORED_CONFIG"
 PREFIX = "TREECORED_"
@@ -41,14 +41,6 @@ class ConfigError(Exception):
     """A setting that cannot be used; the message is one sentence that names it."""
 
 
-def default_runtime_dir() -> Path:
-    """`$XDG_RUNTIME_DIR/treecored`, else a folder of this user's in the temporary folder."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if base:
-        return Path(base) / "treecored"
-    return Path(tempfile.gettempdir()) / f"treecored-{os.getuid()}"
-
-
 class Settings(BaseSettings):
     """What a user may choose. Sizes are bytes or text such as "4GiB"."""
 
@@ -62,6 +54,13 @@ class Settings(BaseSettings):
     """Memory of the host tier; 0 means that there is none. It is touched only as it fills."""
     segment: Annotated[ByteSize, Field(ge=4096)] = ByteSize(64 * MIB)
     """Piece of the host tier that is given to one page size at a time."""
+    host_keep: bool = True
+    """Keep the host tier in files, so that the next daemon takes it up again (warm restart)."""
+    host_dir: Path | None = None
+    """Folder (mode 0700, in memory) of those files; else one below the runtime folder or in
+    shared memory is used, if it has room."""
+    cold: bool = False
+    """Begin with an empty host tier whatever an earlier daemon left."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
     """What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as `nvidia-smi -L` names it.
     Never an ordinal, which means something only under one process's CUDA_VISIBLE_DEVICES."""

@@ -23,6 +23,9 @@ from directory.core.actions import (
     Action,
     Answer,
     Counters,
+    Journal,
+    JournalBegin,
+    JournalEnd,
     Refused,
     Registered,
     RegistrationRefused,
@@ -31,10 +34,11 @@ from directory.core.actions import (
 )
 from directory.core.directory import Directory
 from directory.core.errors import InternalError
-from directory.core.events import Asked, Body, Event
-from directory.core.ids import PoolId
+from directory.core.events import Asked, Body, CopyDone, Event
+from directory.core.ids import OpId, PoolId
 from directory.daemon.clock import now_us
 from directory.daemon.config import Settings
+from directory.daemon.kept_tier import KeptTier
 from directory.daemon.loop import Loop
 from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
@@ -42,6 +46,8 @@ from directory.daemon.report import pool_report
 from directory.daemon.runtime import RuntimeDir, StartError
 from directory.daemon.server import Server
 from directory.daemon.sessions import Sessions
+from directory.daemon.tier_folder import TierFolder
+from directory.daemon.warm import open_kept, recover
 from directory.protocol.messages import AdminReport
 from transfer.host_tier import HostTierMemory
 
@@ -61,13 +67,20 @@ class Daemon:
         self._runtime = runtime
         self._ready_fd = ready_fd
         self.counters: Counter[str] = Counter()
+        self._kept: KeptTier | None
+        self._tier_folder: TierFolder | None
+        self._kept, self._tier_folder = open_kept(settings, runtime.path)
         self._directory = self._new_directory()
+        self._no_room: list[OpId] = []
         self._defect: str | None = None
         self._serving = False
         self._stop_signal = 0
         self._loop = Loop()
         self._wake_in, self._wake_out = socket.socketpair()
         self._tier = self._make_tier()
+        held_fds: tuple[int, ...] = (runtime.lock_fd,)
+        if self._tier_folder is not None:
+            held_fds += (self._tier_folder.lock_fd,)
         self.movers = Movers(
             self._loop,
             self,
@@ -77,7 +90,7 @@ class Daemon:
             self.counters,
             start_ms_max=settings.mover_start_ms_max,
             options=("--unpinned",) if settings.host_unpinned else (),
-            held_fds=(runtime.lock_fd,),
+            held_fds=held_fds,
         )
         self.server = Server(runtime.router_socket, _new_epoch(), self._ask, self.counters)
         self.sessions = Sessions(
@@ -103,8 +116,11 @@ class Daemon:
         self.movers.start()
         while not self._stop_signal:
             due = self.movers.due_us()
-            self._loop.turn(None if due is None else max(0, due - now_us()) / 1e6)
+            patience_s = None if due is None else max(0, due - now_us()) / 1e6
+            self._loop.turn(0 if self._no_room else patience_s)
             self.movers.on_time(now_us())
+            if self._no_room:
+                self._fail_copies()
             if self._defect is not None:
                 self._reset()
 
@@ -118,6 +134,10 @@ class Daemon:
             poller.register(pidfd, select.POLLIN)
             poller.poll(SHUTDOWN_MS_MAX)
         self.movers.close()
+        if self._kept is not None:
+            self._kept.close()
+        if self._tier_folder is not None:
+            self._tier_folder.release()
         self.server.close()
         self._loop.close()
         signal.set_wakeup_fd(-1)
@@ -150,7 +170,10 @@ class Daemon:
                     body = msgspec.structs.replace(body, counters=counters)
                 self.server.answer(action.pool, action.seq, body)
             case SubmitCopy():
-                self.movers.submit(action)
+                self._submit(action)
+            case Journal() | JournalBegin() | JournalEnd():
+                assert self._kept is not None, "only a directory with a journal writes one"
+                self._kept.apply(action)
             case ReleasePool():
                 self.sessions.on_released(action.pool)
                 self.movers.release_pool(action.pool)
@@ -158,6 +181,19 @@ class Daemon:
                 self.sessions.on_registered(action)
             case RegistrationRefused():
                 self.sessions.on_registration_refused(action)
+
+    def _submit(self, copy: SubmitCopy) -> None:
+        if self._kept is None or self._kept.has_room(copy):
+            self.movers.submit(copy)
+            return
+        # Not from inside the directory's turn: what it begins instead may fail as well.
+        self._no_room.append(copy.op)
+
+    def _fail_copies(self) -> None:
+        ops, self._no_room = self._no_room, []
+        self.counters["copies_without_room"] += len(ops)
+        for op in ops:
+            self.tell(CopyDone(op, "failed", "the host tier's file system has no room left"))
 
     def _ask(self, pool: PoolId, seq: int, body: Body) -> None:
         """One new message of a client."""
@@ -262,6 +298,10 @@ class Daemon:
         self.sessions.close_all("the daemon begins a new epoch")
         self.movers.replace()
         self.server.begin_epoch(_new_epoch())
+        if self._kept is not None:
+            # Written by a directory that has raised: nothing of it is believed.
+            self._kept.clear()
+        self._no_room.clear()
         self._directory = self._new_directory()
         self._defect = None
         log.warning("a new epoch has begun", resets=self.counters["resets"])
@@ -270,12 +310,22 @@ class Daemon:
 
     def _new_directory(self) -> Directory:
         settings = self._settings
-        return Directory(host_bytes=int(settings.host_tier), segment_bytes=int(settings.segment))
+        return Directory(
+            host_bytes=int(settings.host_tier),
+            segment_bytes=int(settings.segment),
+            journal=0 if self._kept is None else secrets.randbits(64) | 1,
+        )
 
     def _make_tier(self) -> HostTierMemory | None:
-        if not self._settings.host_tier:
+        settings = self._settings
+        if not settings.host_tier:
             return None
-        return HostTierMemory.create(int(self._settings.host_tier), int(self._settings.segment))
+        if self._kept is None:
+            return HostTierMemory.create(int(settings.host_tier), int(settings.segment))
+        recover(self._kept, self._directory)
+        # A driver that pins memory touches all of it at once.
+        pinned = settings.device != "cpu" and not settings.host_unpinned
+        return self._kept.memory(reserve=pinned)
 
     def _stop(self, number: int, _: object) -> None:
         # Nothing else: the signal may have come in the middle of a log line, whose lock this

@@ -390,7 +390,6 @@ class Movers:
         return f"<Movers {self.state}, {len(self._pools)} pools, {len(self._copies)} copies>"
 
 
-def _import(mover: MoverHandle, pool: PoolId, registration: Registration) -> None:
-    mover.import_pool(
-        pool, registration.layout, registration.handles, registration.fds, registration.sync
-    )
+def _import(mover: MoverHandle, pool: PoolId, told: Registration) -> None:
+    named = told.message.page_table
+    mover.import_pool(pool, told.layout, told.handles, told.fds, told.sync, named)

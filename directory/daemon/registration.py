@@ -66,10 +66,10 @@ class Registration:
             raise TooLarge(
                 f"a page of {layout.page_bytes} bytes, at most {limits.MESSAGE_BYTES_MAX}"
             )
-        if len(fds) < TABLE_FDS:
+        if len(fds) < TABLE_FDS + message.page_table:
             raise BadMessage(
-                f"{len(fds)} descriptors came with the pool; those of the timelines and of the "
-                "words must come with it"
+                f"{len(fds)} descriptors came with the pool; those of the timelines, of the words "
+                "and of a page table that it announces must come with it"
             )
         return cls(message, layout, handles, fds, sync)
 

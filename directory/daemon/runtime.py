@@ -50,8 +50,8 @@ class RuntimeDir:
         """
         path = Path(os.path.abspath(path))
         _check_lengths(path)
-        _make_folder(path)
-        lock_fd = _lock(path / LOCK_NAME, path)
+        make_folder(path, "runtime_dir")
+        lock_fd = take_lock(path / LOCK_NAME, path, "runtime_dir")
         runtime = cls(path, lock_fd)
         try:
             for place in (runtime.session_socket, runtime.router_socket):
@@ -91,7 +91,11 @@ def _check_lengths(path: Path) -> None:
         )
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path, setting: str) -> None:
+    """Make a folder of this user's alone, or check that it is one; raises `StartError`.
+
+    `setting`: what the user changes to choose another.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -101,27 +105,42 @@ def _make_folder(path: Path) -> None:
         status = path.lstat()
     except OSError as error:
         raise StartError(
-            f"the runtime folder {path} cannot be made: {error.strerror}; choose another "
-            "runtime_dir"
+            f"the folder {path} cannot be made: {error.strerror}; choose another {setting}"
         ) from None
     if not stat.S_ISDIR(status.st_mode):
         raise StartError(
-            f"{path} is not a folder (a link to one is not followed); give runtime_dir the path "
+            f"{path} is not a folder (a link to one is not followed); give {setting} the path "
             "of a folder"
         )
     if status.st_uid != os.getuid():
         raise StartError(
-            f"the runtime folder {path} belongs to user {status.st_uid}, this daemon runs as "
-            f"{os.getuid()}; choose another runtime_dir"
+            f"the folder {path} belongs to user {status.st_uid}, this daemon runs as "
+            f"{os.getuid()}; choose another {setting}"
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise StartError(
-            f"the runtime folder {path} has mode {stat.S_IMODE(status.st_mode):04o}, others could "
-            f"reach the sockets; run: chmod 700 {path}"
+            f"the folder {path} has mode {stat.S_IMODE(status.st_mode):04o}, others could reach "
+            f"what is in it; run: chmod 700 {path}"
         )
 
 
-def _lock(file: Path, folder: Path) -> int:
+def is_free(file: Path) -> bool:
+    """Whether nobody holds a lock file now (or there is none)."""
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        return _try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def take_lock(file: Path, folder: Path, setting: str) -> int:
+    """Lock a folder by a file in it and note who holds it; returns the descriptor.
+
+    Raises `StartError` while a living process holds it, and when a dead one's movers go on to.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(file, flags, 0o600)
@@ -138,7 +157,7 @@ def _lock(file: Path, folder: Path) -> int:
             if _is_alive(holder):
                 raise StartError(
                     f"a daemon with process id {holder} serves {folder} already; stop it or "
-                    "choose another runtime_dir"
+                    f"choose another {setting}"
                 )
             if now_us() >= give_up_us:
                 raise StartError(

@@ -11,8 +11,10 @@ import hmac
 from collections import Counter
 from collections.abc import Callable
 
+from directory.core import limits
 from directory.core.actions import AnyReply, Refused
 from directory.core.errors import (
+    AnswerGone,
     BadMessage,
     NotAuthorised,
     ProtocolError,
@@ -20,7 +22,7 @@ from directory.core.errors import (
     TreecoredError,
     UnknownPool,
 )
-from directory.core.events import Body
+from directory.core.events import Body, Restore
 from directory.core.ids import PoolId
 from directory.protocol.codec import decode_envelope, encode
 from directory.protocol.messages import Acked, Attach, Attached, DaemonBody, Envelope, ReplyEnvelope
@@ -36,17 +38,18 @@ class Client:
 
     __slots__ = ("identity", "owes_ack", "pool", "secret", "stream")
 
-    def __init__(self, pool: PoolId, secret: bytes) -> None:
+    def __init__(self, pool: PoolId, secret: bytes, kept_bytes_max: int) -> None:
         self.pool = pool
         self.secret = secret
         self.identity: bytes | None = None
-        self.stream = ReceiveStream()
+        self.stream = ReceiveStream(kept_bytes_max)
         self.owes_ack = False
 
 
 class Endpoint:
     """`ask` carries out one new message; its answer comes through `answer`. `send` takes a frame
-    for an identity, or says that it was dropped. `refused` hears of every refused frame."""
+    for an identity, or says that it was dropped. `refused` hears of every refused frame.
+    `kept_bytes_max`: answers that are kept for one client, until it has said that it has them."""
 
     def __init__(
         self,
@@ -55,6 +58,8 @@ class Endpoint:
         send: Send,
         counters: Counter[str],
         refused: Refuse | None = None,
+        *,
+        kept_bytes_max: int = limits.KEPT_ANSWERS_BYTES_MAX,
     ) -> None:
         self.epoch = epoch
         self.clients: dict[PoolId, Client] = {}
@@ -62,6 +67,7 @@ class Endpoint:
         self._send_frame = send
         self._counters = counters
         self._refused = refused
+        self._kept_bytes_max = kept_bytes_max
         self._by_identity: dict[bytes, Client] = {}
         self._owing: dict[PoolId, Client] = {}
 
@@ -69,7 +75,7 @@ class Endpoint:
 
     def open_pool(self, pool: PoolId, secret: bytes) -> None:
         """Let whoever has the secret speak for the pool."""
-        self.clients[pool] = Client(pool, secret)
+        self.clients[pool] = Client(pool, secret, self._kept_bytes_max)
 
     def close_pool(self, pool: PoolId) -> None:
         """Forget a pool with its stream. Repeatable."""
@@ -147,6 +153,8 @@ class Endpoint:
         if arrival is Arrival.NEW:
             # An answer, if one comes now, carries the acknowledgement and cancels this.
             self._owe(client)
+            if isinstance(body, Restore):
+                client.stream.awaits(seq)
             self._ask(client.pool, seq, body)
             return
         if arrival is Arrival.DUPLICATE:
@@ -154,6 +162,12 @@ class Endpoint:
             kept = client.stream.again(seq)
             if kept is not None:
                 self._send_to(client, kept, current=False)
+                return
+            if client.stream.gone(seq):
+                self._counters["answers_gone"] += 1
+                gone = Refused(AnswerGone.code, f"the answer to message {seq} is kept no longer")
+                frame = encode(ReplyEnvelope(self.epoch, client.stream.acked, seq, gone))
+                self._send_to(client, frame)
                 return
         else:
             self._counters["messages_after_a_gap"] += 1

@@ -61,6 +61,8 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     the span words; all sealed against shrinking. `sync`: msgpack of transfer.ipc.sync.SyncHandle,
     how the timelines are to be read (empty: they say it all). Each rank of an instance registers
     on a session of its own, with the fingerprint of the group and the memory of the rank.
+    `page_table`: page lists of this pool are names in 0..page_count-1, and one more memfd follows,
+    with a u32 a name: the number of the page that it stands for.
     """
 
     instance: str
@@ -71,6 +73,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     world_size: int = 1
     rank: int = 0
     sync: bytes = b""
+    page_table: bool = False
 
 
 class AdminCheck(msgspec.Struct, frozen=True, tag="admin_check"):

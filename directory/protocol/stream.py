@@ -131,15 +131,20 @@ class SendStream:
 
 
 class ReceiveStream:
-    """The daemon's end, one a registration."""
+    """The daemon's end, one a registration. `kept_bytes_max`: of the answers that are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_bytes_max: int = limits.KEPT_ANSWERS_BYTES_MAX) -> None:
         self.acked = 0
+        self._answered = 0
+        self._kept_bytes_max = kept_bytes_max
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._kept_bytes = 0
+        self._gone_up_to = 0  # no answer with a higher number has been dropped by a limit
+        self._awaited: dict[int, None] = {}
 
     def arrive(self, seq: int, answered: int) -> Arrival:
         """Take in a message's numbers; a NEW one must be carried out now."""
+        self._answered = max(self._answered, answered)
         while self._kept and next(iter(self._kept)) <= answered:
             self._drop_oldest()
         if seq <= self.acked:
@@ -154,20 +159,33 @@ class ReceiveStream:
 
         Those go that were sent longest ago: they are the likeliest to have arrived.
         """
+        self._awaited.pop(seq, None)
         self._kept_bytes += len(frame) - len(self._kept.pop(seq, b""))
         self._kept[seq] = frame
         dropped = 0
-        while (
-            len(self._kept) > limits.KEPT_ANSWERS_MAX
-            or self._kept_bytes > limits.KEPT_ANSWERS_BYTES_MAX
+        while len(self._kept) > 1 and (
+            len(self._kept) > limits.KEPT_ANSWERS_MAX or self._kept_bytes > self._kept_bytes_max
         ):
-            self._drop_oldest()
+            self._gone_up_to = max(self._gone_up_to, self._drop_oldest())
             dropped += 1
         return dropped
 
     def again(self, seq: int) -> bytes | None:
-        """Return the kept answer of a duplicate, or None while there is none."""
+        """Return the kept answer of a duplicate, or None where there is none."""
         return self._kept.get(seq)
+
+    def awaits(self, seq: int) -> None:
+        """The answer of a message comes later than the message is carried out."""
+        self._awaited[seq] = None
+
+    def gone(self, seq: int) -> bool:
+        """Whether a duplicate's answer, if there was one, can be had no more: it is not kept,
+        not still to come, and the client has not said that it has it."""
+        return (
+            self._answered < seq <= self._gone_up_to
+            and seq not in self._kept
+            and seq not in self._awaited
+        )
 
     @property
     def kept_count(self) -> int:
@@ -179,6 +197,7 @@ class ReceiveStream:
         """Bytes of the answers kept."""
         return self._kept_bytes
 
-    def _drop_oldest(self) -> None:
-        _, frame = self._kept.popitem(last=False)
+    def _drop_oldest(self) -> int:
+        seq, frame = self._kept.popitem(last=False)
         self._kept_bytes -= len(frame)
+        return seq

@@ -76,6 +76,10 @@ class PeerProcess:
                 self._say(m.Done())
             case m.WaitFor():
                 self._say(self._wait_for(request))
+            case m.Forward():
+                self._say(self._pools[request.name].begin_forward(request))
+            case m.Collect():
+                self._say(self._pools[request.name].collect_forward(request))
             case m.Drop():
                 for name in [request.name] if request.name else list(self._pools):
                     self._pools.pop(name).close()

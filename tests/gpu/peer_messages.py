@@ -8,6 +8,8 @@ from transfer.ipc.memory import MemoryHandle
 from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout
 
+POISON = 0xEE
+
 LayoutKind = Literal["mha", "mha-one", "page-first", "mla", "mla-index"]
 Memory = Literal["torch", "vmm"]
 Sync = Literal["stream", "events", "host"]
@@ -40,7 +42,7 @@ class Fill(msgspec.Struct, frozen=True, tag="fill"):
 
     name: str
     seed: int
-    value: int = 0xEE
+    value: int = POISON
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
@@ -74,6 +76,25 @@ class WaitFor(msgspec.Struct, frozen=True, tag="wait_for"):
     index: int
     value: int
     deadline_s: float
+
+
+class Forward(msgspec.Struct, frozen=True, tag="forward"):
+    """Queue a forward pass over pages (packed): each layer waits for its landing (unless told not
+    to) and is then copied aside, as a kernel would read it. Answered at
+    once by `Begun`; `Collect` brings what it read."""
+
+    name: str
+    pages: bytes
+    deadline_s: float
+    waits: bool = True
+
+
+class Collect(msgspec.Struct, frozen=True, tag="collect"):
+    """Wait for the forward pass to end; answered by `Forwarded`. `landed`: what the restore's
+    answer was, None to say nothing of it."""
+
+    name: str
+    landed: bool | None
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
@@ -144,6 +165,25 @@ class Waited(msgspec.Struct, frozen=True, tag="waited"):
     seconds: float
 
 
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """A load began on a landing counter that stands at `first`."""
+
+    counter: int
+    first: int
+
+
+class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
+    """What a forward pass read, as host pages back to back: their SHA-256, and how many bytes of
+    them are still poison; which layers it went on without; whether it had ended before the answer
+    was known; seconds from queue to end."""
+
+    digest: bytes
+    poisoned: int
+    lost: tuple[bool, ...]
+    early: bool
+    seconds: float
+
+
 class Free(msgspec.Struct, frozen=True, tag="free"):
     """Bytes."""
 
@@ -165,7 +205,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 ToPeer = (
-    Create | Carve | Fill | Read | LateWrite | Bump | WaitFor | Drop | DropEvents | ExportOdd
-    | MemoryInfo | Quit
+    Create | Carve | Fill | Read | LateWrite | Bump | WaitFor | Forward | Collect | Drop
+    | DropEvents | ExportOdd | MemoryInfo | Quit
 )  # fmt: skip
-FromPeer = Hello | Pool | Pools | Content | Position | Waited | Free | Done | Failed
+FromPeer = (
+    Hello | Pool | Pools | Content | Position | Waited | Begun | Forwarded | Free | Done | Failed
+)

@@ -10,6 +10,7 @@ import torch
 from directory.core.errors import TreecoredError
 from directory.core.ids import CURRENT, FORWARD
 from tests.gpu import peer_messages as m
+from tests.gpu.peer_forward import Forwarding
 from transfer.ipc.cuda_driver import Driver
 from transfer.ipc.cuda_events import EventTimelines
 from transfer.ipc.cuda_export import Exported, VmmAllocation, export_tensor
@@ -26,6 +27,7 @@ from transfer.layout import (
 
 DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16}
 WORDS = 4096
+LANDING_COUNTERS = 4
 INDEX_BYTES = 132
 
 
@@ -61,12 +63,15 @@ class PeerPool:
         self._owned = owned
         self._driver = driver
         ipc = SharedMemoryIPC()
-        self.timelines = TimelineTable.create(ipc, "timelines", EventTimelines.table_counters())
+        self.timelines = TimelineTable.create(
+            ipc, "timelines", EventTimelines.table_counters(), landings=LANDING_COUNTERS
+        )
         self.words = WordTable.create(ipc, "words", WORDS)
         self._sync_kind = sync
         self._producer: ProducerTimelines | None = self._make_producer()
         self.forward, self.current = torch.cuda.Stream(), torch.cuda.Stream()
         self._values = [0, 0]
+        self._forwarding: Forwarding | None = None
 
     @classmethod
     def create(cls, driver: Driver, request: m.Create) -> "PeerPool":
@@ -147,6 +152,20 @@ class PeerPool:
         finally:
             self._producer = self._make_producer()
 
+    def begin_forward(self, request: m.Forward) -> m.Begun:
+        """Queue a forward pass that waits for its layers."""
+        if self._forwarding is None:
+            assert isinstance(self._producer, CudaTimelines)
+            self._forwarding = Forwarding(
+                self._driver, self.timelines, self._producer.registered, self.layout
+            )
+        return self._forwarding.begin(request, self._views())
+
+    def collect_forward(self, request: m.Collect) -> m.Forwarded:
+        """What the forward pass read."""
+        assert self._forwarding is not None
+        return self._forwarding.collect(request)
+
     def drop_events(self) -> None:
         """Destroy the events, if there are any."""
         if self._producer is not None:
@@ -155,6 +174,8 @@ class PeerPool:
 
     def close(self) -> None:
         """Free everything."""
+        if self._forwarding is not None:
+            self._forwarding.close()
         torch.cuda.synchronize()
         self.drop_events()
         self._tensors.clear()

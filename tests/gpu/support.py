@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from directory.core.actions import CopyKind, CopyPart, Fence, SubmitCopy, Word
+from directory.core.actions import CopyKind, CopyPart, Fence, Landing, SubmitCopy, Word
 from directory.core.events import CopyDone
 from directory.core.ids import CURRENT, FORWARD
 from tests.gpu import peer_messages as m
@@ -28,7 +28,10 @@ START_DEADLINE_S = 110.0
 CYCLES_PER_MS = 1_980_000
 """Of `torch.cuda._sleep` at the boost clock; longer at a lower one."""
 TIER_BYTES = 64 << 20
-SEGMENT_BYTES = 16 << 20
+READ_BYTES = 8 << 20
+"""Of pages in one answer; a frame has a limit."""
+SEGMENTS = 4
+SEGMENT_BYTES = TIER_BYTES // SEGMENTS
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -102,7 +105,10 @@ class Peer:
 
     def read(self, name: str, pages: Iterable[int]) -> bytes:
         """Pages as host pages, back to back."""
-        return self.ask(m.Read(name, packed(pages)), m.Content).data
+        rows = list(pages)
+        at_once = max(1, READ_BYTES // self.pools[name].layout.page_bytes)
+        pieces = [rows[at : at + at_once] for at in range(0, len(rows), at_once)]
+        return b"".join(self.ask(m.Read(name, packed(p)), m.Content).data for p in pieces)
 
     def pages(self, name: str) -> list[bytes]:
         """Every page of a pool."""
@@ -164,12 +170,13 @@ class Rig:
         *,
         options: Sequence[str] = (),
         program: str = "transfer.mover",
+        tier_bytes: int = TIER_BYTES,
     ) -> None:
         started = time.monotonic()
         self.mover = MoverHandle.spawn(f"cuda:{uuid}", options=options, program=program)
         self._replies: list[Reply] = []
         self._last_op = 0
-        self.tier = HostTierMemory.create(TIER_BYTES, SEGMENT_BYTES)
+        self.tier = HostTierMemory.create(tier_bytes, tier_bytes // SEGMENTS)
         try:
             self.wait(Ready)
             self.ready_after_s = time.monotonic() - started
@@ -202,11 +209,16 @@ class Rig:
         parts: Sequence[tuple[int, Iterable[int], int, Iterable[int]]],
         fences: Iterable[Fence] = (),
         words: Iterable[Word] = (),
+        landing: Landing | None = None,
     ) -> int:
         """Submit a copy of (source, pages, target, pages) parts; returns its number."""
         self._last_op += 1
         copy_parts = tuple(CopyPart(s, packed(sp), t, packed(tp)) for s, sp, t, tp in parts)
-        self.mover.submit(SubmitCopy(self._last_op, kind, copy_parts, tuple(fences), tuple(words)))
+        self.mover.submit(
+            SubmitCopy(
+                self._last_op, kind, copy_parts, tuple(fences), tuple(words), landing=landing
+            )
+        )
         return self._last_op
 
     def done(self, op: int) -> CopyDone:

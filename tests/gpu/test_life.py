@@ -5,14 +5,17 @@ import random
 import signal
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from directory.core.ids import HOST
 from tests.gpu import peer_messages as m
 from tests.gpu.daemon_stub import DaemonStub
+from tests.gpu.poisoned_mover import WILD_STORE
 from tests.gpu.support import CYCLES_PER_MS, Peer, Rig, fences, figure, packed, until
 from transfer.messages import Pong, Released
+from transfer.mover_handle import MoverHandle
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -154,6 +157,53 @@ def test_a_lost_mover_is_replaced_and_no_host_page_with_it(
         assert daemon.copy("load_back", HOST, range(32), 1, range(32, 64)).outcome == "ok"
         assert peer.pages("pool")[32:] == content[:32]
         assert seconds < 2.0
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["in the middle of copies", "idle"])
+def test_a_mover_whose_context_is_poisoned_is_replaced_and_its_copies_have_failed(
+    uuids: list[str],
+    peers: tuple[Peer, Peer],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    busy: bool,
+) -> None:
+    spawn = MoverHandle.spawn
+    monkeypatch.setattr(MoverHandle, "spawn", partial(spawn, program="tests.gpu.poisoned_mover"))
+    peer, _ = peers
+    page_bytes = peer.create(m.Create("pool")).layout.page_bytes
+    peer.fill("pool", seed=1)
+    content = peer.pages("pool")
+    with DaemonStub(f"cuda:{uuids[0]}") as daemon:
+        daemon.import_pool(1, peer.pools["pool"], peer.fds["pool"])
+        assert daemon.copy("backup", 1, range(32), HOST, range(32)).outcome == "ok"
+        pid = daemon.movers.pid
+        ops = []
+        if busy:
+            ops += [daemon.submit("load_back", HOST, range(32), 1, range(32)) for _ in range(200)]
+        os.kill(pid, signal.SIGUSR1)
+        struck = time.monotonic()
+        if not busy:
+            # A context tells nobody that it is broken: the next copy finds out.
+            daemon.turn_until(lambda: WILD_STORE in capfd.readouterr().err)
+            ops.append(daemon.submit("load_back", HOST, range(8), 1, range(8)))
+        daemon.turn_until(lambda: bool(daemon.lost))
+        assert not os.path.exists(f"/proc/{pid}"), "nothing of it can still touch a target"
+        lost_s = time.monotonic() - struck
+        unanswered = [op for op in ops if op not in daemon.done]
+        assert unanswered, "the copies under way never said that they are done"
+        assert {daemon.done[op].outcome for op in ops if op in daemon.done} <= {"ok"}
+        daemon.turn_until(lambda: daemon.movers.pid not in (0, pid) and 1 in daemon.imported)
+        seconds = time.monotonic() - struck
+        figure(f"mover poisoned, busy {busy}: noticed {lost_s:.2f} s, serving {seconds:.2f} s")
+        for slot in range(32):
+            assert daemon.host_page(slot, page_bytes) == content[slot], "the tier lives on"
+        peer.fill("pool")
+        assert daemon.copy("load_back", HOST, range(32), 1, range(32, 64)).outcome == "ok"
+        assert peer.pages("pool")[32:] == content[:32], "mapped again, and right"
+        assert seconds < 2.0
+    said = capfd.readouterr().err
+    assert "the device is lost, and this mover with it" in said
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in said
 
 
 def test_what_a_mover_takes_of_its_gpu_is_known(uuids: list[str], peers: tuple[Peer, Peer]) -> None:

@@ -8,8 +8,8 @@ import pytest
 from directory.core.ids import HOST
 from tests.gpu import peer_messages as m
 from tests.gpu.conftest import gpus
+from tests.gpu.rounds import check_round, create_pair
 from tests.gpu.support import CYCLES_PER_MS, Peer, Rig, fences, figure, packed
-from tests.gpu.test_content import check_round, create_pair
 from transfer.ipc.channel import ChannelClosed
 
 pytestmark = pytest.mark.skipif(len(gpus()) < 2, reason="needs two CUDA devices")

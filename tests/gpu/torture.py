@@ -23,13 +23,16 @@ from pathlib import Path
 
 import msgspec
 
-from directory.core.actions import CopyPart, Fence, SubmitCopy, Word
+from directory.core.actions import CopyPart, Fence, Landing, SubmitCopy, Word
 from directory.core.events import CopyDone
 from directory.core.ids import CURRENT, FORWARD, HOST, POOL_WORD
+from scheduler_shim.landings import Landings
 from tests.gpu import torture_messages as t
 from tests.gpu.torture_report import PROTECTIONS, Copying, HostPages, Side, report
 from transfer.host_tier import HostTierMemory
 from transfer.ipc.channel import FdChannel, close_fds
+from transfer.ipc.memory import SharedMemoryIPC
+from transfer.ipc.sync import TimelineTable
 from transfer.layout import PoolLayout
 from transfer.messages import Imported, Ready, Rejected, Released, TierOpened
 from transfer.mover_handle import MoverHandle
@@ -56,6 +59,9 @@ class Driver:
         ]
         self._host: HostPages | None = None
         self._layout: PoolLayout | None = None  # of every pool
+        self._ipc = SharedMemoryIPC()
+        self._tables: dict[int, TimelineTable] = {}  # by pool, for landing counters
+        self._landings: dict[int, Landings] = {}
         self._copies: dict[int, Copying] = {}
         self._wanted: dict[int, Copying] = {}  # restores that wait for their targets, by token
         self._landed: dict[int, Copying] = {}
@@ -100,6 +106,8 @@ class Driver:
             side.close()
         self._mover.close()
         self._tier.close()
+        for table in self._tables.values():
+            table.close()
 
     # What it wants.
 
@@ -184,7 +192,15 @@ class Driver:
         self._last_op += 1
         part = CopyPart(source, _packed(pages), target, _packed(onto))
         self._copies[self._last_op] = copying
-        self._mover.submit(SubmitCopy(self._last_op, copying.kind, (part,), tuple(fences), words))
+        landing = None
+        if copying.kind == "load_back" and self._rng.random() < 0.5 and self._layout is not None:
+            landings = self._landings.get(target)
+            copying.landing = landings.begin(len(self._layout.layers())) if landings else None
+            if copying.landing is not None:
+                landing = Landing(target, *copying.landing.wire)
+        self._mover.submit(
+            SubmitCopy(self._last_op, copying.kind, (part,), tuple(fences), words, landing=landing)
+        )
 
     # What it hears.
 
@@ -212,6 +228,11 @@ class Driver:
         if done.outcome == "failed":
             self.counts[f"because {done.detail[:60]}"] += 1
         landed = done.outcome == "ok"
+        if copying.landing is not None:
+            if landed and copying.landing.landed_layers < copying.landing.layers:
+                self.wrong.append(f"{copying!r}: {copying.landing!r} though all has landed")
+            copying.landing.take_answer(landed=landed)
+            self.counts[f"load_back layer by layer {done.outcome}"] += 1
         if copying.kind == "backup":
             assert self._host is not None
             if landed:
@@ -268,12 +289,18 @@ class Driver:
             side.leaving[side.pool] = side.generation
             self._mover.release_pool(side.pool)
         side.comes(number, message.generation, keep_names=forget)
+        if not forget:
+            self._tables[number] = TimelineTable.open(self._ipc, fds[-2])
+            self._landings[number] = Landings(self._tables[number])
         if number == side.pool:
             side.held = message, [os.dup(fd) for fd in fds]  # one name, so one after the other
         else:
             self._mover.import_pool(number, message.layout, message.handles, fds)
 
     def _released(self, pool: int) -> None:
+        if pool in self._tables:
+            del self._landings[pool]
+            self._tables.pop(pool).close()
         for side in self._sides:
             if pool in side.leaving:
                 side.say(t.Unmapped(side.leaving.pop(pool)))

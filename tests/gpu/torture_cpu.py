@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from directory.core.ids import CURRENT, FORWARD
-from tests.gpu.torture_messages import Position, word_of
+from tests.gpu.torture_messages import LANDING_COUNTERS, Position, word_of
 from transfer.ipc.memory import MemoryHandle, SharedMapping, SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable, WordTable
 from transfer.layout import PoolLayout
@@ -26,7 +26,7 @@ class CpuPool:
         self._memory: list[SharedMapping] = [
             self._ipc.create("torture", nbytes) for nbytes in layout.allocation_bytes
         ]
-        self.timelines = TimelineTable.create(self._ipc, "timelines")
+        self.timelines = TimelineTable.create(self._ipc, "timelines", landings=LANDING_COUNTERS)
         self.words = WordTable.create(self._ipc, "words", word_count)
         self._lanes: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(2)]
         self._threads = [

@@ -7,7 +7,7 @@ import torch
 
 from directory.core.ids import CURRENT, FORWARD
 from tests.gpu.peer_pool import export
-from tests.gpu.torture_messages import Position, word_of
+from tests.gpu.torture_messages import LANDING_COUNTERS, Position, word_of
 from transfer.ipc.cuda_driver import Driver, load_api, visible_devices
 from transfer.ipc.cuda_sync import CudaTimelines
 from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
@@ -40,7 +40,7 @@ class CudaPool:
             export(self._driver, tensor).handle for tensor in self._tensors
         )
         ipc = SharedMemoryIPC()
-        self.timelines = TimelineTable.create(ipc, "timelines")
+        self.timelines = TimelineTable.create(ipc, "timelines", landings=LANDING_COUNTERS)
         self.words = WordTable.create(ipc, "words", word_count)
         self._signals = CudaTimelines(self._driver, self.timelines)
         self._lanes = [torch.cuda.Stream(), torch.cuda.Stream()]

@@ -8,6 +8,8 @@ from transfer.layout import PoolLayout
 WORD_FACTOR = 0x9E37_79B9_7F4A_7C15
 BUFFER_FACTOR = 0xC2B2_AE3D_27D4_EB4F
 MASK = (1 << 64) - 1
+LANDING_COUNTERS = 8
+"""Loads of one pool that may land layer by layer at a time."""
 
 Position = tuple[int, int]
 """Values of the timelines (forward, current)."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from directory.core.actions import CopyKind
+from scheduler_shim.landings import Landing
 from tests.gpu import torture_messages as t
 from transfer.host_tier import TierShape
 from transfer.ipc.channel import FdChannel
@@ -36,6 +37,7 @@ class Copying:
         self.contents = contents
         self.onto: tuple[int, ...] = ()
         self.side = self.token = 0
+        self.landing: Landing | None = None  # of a load that lands layer by layer
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {len(self.pages)} pages from {self.source and self.source[:2]}>"

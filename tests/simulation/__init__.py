@@ -20,6 +20,8 @@ class or module (pytest's `monkeypatch.setattr`), then runs `Simulation(draw(see
 - shim: `SpanTable.give_up/give_up_all/allocate`, `Mirror.evict/flush/insert`.
 - fences as a scheduler takes them: `ModelScheduler.written` (source), `Restoring.quiet` (target).
 - processes: `Process.look_for_loss` (quarantine), `Simulation.movers_of_earlier_boots_live` (a boot
-  waits for orphans), `SimDaemon.make_tier` (new memory with every boot), `SimDaemon.still_touched`
-  (a registration waits for the mover to let go), `SimDaemon.lose_mover` (told when it is dead).
+  waits for orphans), `SimDaemon.still_touched` (a registration waits for the mover to let go),
+  `SimDaemon.lose_mover` (told when it is dead).
+- journal: `HostJournal.invalidate/give_up/_step`, `find` (name in `directory.core.directory`),
+  `Builder._parent`, `Kept.check/_must_be_invalid` (the claims about the journal itself).
 """

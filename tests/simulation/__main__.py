@@ -17,6 +17,7 @@ import msgspec
 
 from tests.simulation.exhaustive import search
 from tests.simulation.options import Options, draw
+from tests.simulation.regressions import Regression, load, store
 from tests.simulation.shrink import shrink
 from tests.simulation.simulation import Result, Simulation
 
@@ -110,8 +111,8 @@ def parallel(first: int, count: int, jobs: int) -> int:
     return int(any(codes))
 
 
-def smallest(options: Options) -> int:
-    """Shrink a failing seed and print what is left of it."""
+def smallest(options: Options, *, name: str | None) -> int:
+    """Shrink a failing seed, print what is left of it, and store it if it is given a name."""
     result = Simulation(options).run()
     if not result.problem:
         say(f"seed {options.seed} is clean: there is nothing to shrink")
@@ -124,6 +125,10 @@ def smallest(options: Options) -> int:
     say(f"after {tries} runs: fails at event {best.events}\n{best.problem}")
     packed = msgspec.json.encode(small).decode()
     say(f"reproduce at commit {commit()}: python -m tests.simulation --options '{packed}'")
+    if name is not None:
+        found = best.problem.splitlines()[0]
+        path = store(name, Regression(found, small, best.checker, commit()))
+        say(f"stored in {path.relative_to(ROOT)}; say there what was wrong once it is known")
     return 1
 
 
@@ -152,6 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation")
     parser.add_argument("--seed", type=int, help="run one seed and print its options")
     parser.add_argument("--options", help="run options given as JSON (what the shrinker prints)")
+    parser.add_argument("--stored", metavar="NAME", help="run one of tests/simulation/regressions")
     parser.add_argument("--seeds", type=int, default=200, help="run so many seeds (default 200)")
     parser.add_argument("--first", type=int, default=0, help="the first seed of --seeds")
     parser.add_argument("--stride", type=int, default=1, help=argparse.SUPPRESS)
@@ -159,6 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="events of the safety phase at most")
     parser.add_argument("--log", type=Path, help="with --seed: write every event to a file")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="make a failing seed small")
+    parser.add_argument("--store", metavar="NAME", help="with --shrink: keep it as a regression")
     parser.add_argument("--exhaustive", action="store_true", help="search the small scope")
     parser.add_argument("--states", type=int, default=1_000_000)
     parser.add_argument("--depth", type=int, default=10)
@@ -166,18 +173,21 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.exhaustive:
         return exhaust(chosen.states, chosen.depth, chosen.seconds, chosen.jobs)
-    if chosen.seed is None and chosen.shrink is None and chosen.options is None:
+    given = (chosen.seed, chosen.shrink, chosen.options, chosen.stored)
+    if all(value is None for value in given):
         if chosen.jobs > 1:
             return parallel(chosen.first, chosen.seeds, chosen.jobs)
         return many(chosen.first, chosen.seeds, chosen.stride)
     if chosen.options is not None:
         options = msgspec.json.decode(chosen.options, type=Options)
+    elif chosen.stored is not None:
+        options = load(chosen.stored).options
     else:
         options = draw(chosen.seed if chosen.shrink is None else chosen.shrink)
     if chosen.steps is not None:
         options = msgspec.structs.replace(options, steps_max=chosen.steps)
     if chosen.shrink is not None:
-        return smallest(options)
+        return smallest(options, name=chosen.store)
     return one(options, log=chosen.log)
 
 

@@ -48,7 +48,7 @@ def audit(daemon: SimDaemon, contents: Contents) -> int:
                 if place == HOST:
                     assert tier is not None
                     for slot, number in zip(unpack_pages(residency.pages), numbers, strict=True):
-                        problem = tier.wrong(slot, space.page_bytes, number)
+                        problem = tier.wrong(slot, space.page_bytes, number, space.ranks)
                         if problem:
                             raise Violation(NAME, f"host page of {node!r}: {problem}")
                     compared += len(numbers)
@@ -58,25 +58,30 @@ def audit(daemon: SimDaemon, contents: Contents) -> int:
 
 
 def _audit_pool(daemon: SimDaemon, node: Node, place: int, numbers: list[int]) -> int:
+    """A copy of a group's page counts only if every rank's words and fences say so."""
     pool = daemon.directory.pools[place]
-    session = daemon.sessions.get(place)
-    if session is None or not pool.live:
-        return 0
-    memory = session.memory
+    sessions = [daemon.sessions.get(member) for member in pool.members]
+    memories = [session.memory for session in sessions if session is not None]
     residency = node.places[place]
-    words = memory.words.values
-    if not memory.passed(residency.written) or words[POOL_WORD] != pool.word:
+    if len(memories) < len(sessions) or not pool.live:
+        return 0
+    if not all(
+        memory.passed(residency.written) and memory.words.values[POOL_WORD] == pool.word
+        for memory in memories
+    ):
         return 0
     pages = unpack_pages(residency.pages)
     at = compared = 0
     for run in residency.runs:
-        if words[run.span] == pool.spans[run.span].value:
+        value = pool.spans[run.span].value
+        if all(memory.words.values[run.span] == value for memory in memories):
             for page, number in zip(
                 pages[at : at + run.length], numbers[at : at + run.length], strict=True
             ):
-                problem = memory.wrong(page, number)
-                if problem:
-                    raise Violation(NAME, f"page of pool {place}, {node!r}: {problem}")
+                for memory in memories:
+                    problem = memory.wrong(page, number)
+                    if problem:
+                        raise Violation(NAME, f"page of pool {place}, {node!r}: {problem}")
                 compared += 1
         at += run.length
     return compared
@@ -88,7 +93,8 @@ def agree(process: Process, daemon: SimDaemon, mirror: Mirror) -> None:
     Same pages for the same paths, same spans and words. (Use and locks are the mirror's alone.)
     """
     link = process.link
-    pool = daemon.directory.pools.get(link.pool) if link is not None else None
+    members = daemon.directory.registry.members
+    pool = members.get(link.pool) if link is not None else None
     if pool is None:
         raise Violation("mirror", f"{process.name} is not registered")
     mine = _holdings(mirror.pool, PLACE)

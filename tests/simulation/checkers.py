@@ -9,10 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from directory.core import limits
-from directory.core.actions import Action, Answer, Matched, ReleasePool, SubmitCopy
+from directory.core.actions import (
+    Action,
+    Answer,
+    AnyReply,
+    Matched,
+    Registered,
+    ReleasePool,
+    SubmitCopy,
+)
 from directory.core.events import Asked, Body, CopyDone, Event, Live, Match, MoverLost, PoolClosed
 from directory.core.ids import HOST
 from directory.core.node import Node
+from directory.core.place import PoolState
 from directory.core.tokens import unpack_pages
 
 if TYPE_CHECKING:
@@ -77,7 +86,7 @@ class Epochs:
             if isinstance(action, SubmitCopy):
                 for part in action.parts:
                     for place in (part.source, part.target):
-                        pool = daemon.directory.pools.get(place)
+                        pool = daemon.directory.registry.members.get(place)
                         if place != HOST and (pool is None or not pool.live):
                             raise Violation(self.name, f"{action} touches pool {place}")
 
@@ -113,42 +122,84 @@ class Once:
                 self._ops.add(op)
 
 
+class Ranks:
+    """Every rank of a group is told the same, whenever it asks."""
+
+    name = "ranks"
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[int, int, int], AnyReply] = {}
+
+    def after(self, daemon: SimDaemon, event: Event, actions: list[Action]) -> None:
+        """Compare a rank's answer with that of the first one."""
+        members = daemon.directory.registry.members
+        for action in actions:
+            pool = members.get(action.pool) if isinstance(action, Answer) else None
+            if pool is None or pool.log is None or not isinstance(action, Answer):
+                continue
+            first = self._told.setdefault((daemon.number, pool.place, action.seq), action.body)
+            if first != action.body:
+                raise Violation(self.name, f"{action}, where another rank was told {first}")
+
+
 class Deaths:
     """Invariant 11: a client's end takes its own things and nothing of anybody else."""
 
     name = "deaths"
 
     def __init__(self) -> None:
-        self._before: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._before: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]] = {}
+        self._groups: dict[tuple[int, int], PoolState] = {}
 
     def after(self, daemon: SimDaemon, event: Event, actions: list[Action]) -> None:
         """Compare the others' pages and leases with those before."""
         pools = daemon.directory.pools
         if isinstance(event, PoolClosed):
-            gone = pools.get(event.pool)
-            if gone is not None and (gone.leases or gone.pages or gone.owned):
-                raise Violation(self.name, f"{gone} is closed and still has something")
-            released = [a for a in actions if isinstance(a, ReleasePool)]
-            if [action.pool for action in released] != [event.pool]:
-                raise Violation(self.name, f"closing {event.pool} released {released}")
+            gone = self._closed(daemon, event.pool)
+            if gone & pools.keys():
+                at = pools[min(gone & pools.keys())]
+                if at.leases or at.pages or at.owned:
+                    raise Violation(self.name, f"{at} is closed and still has something")
+            released = [a.pool for a in actions if isinstance(a, ReleasePool)]
+            if set(released) != gone or len(released) != len(gone):
+                raise Violation(self.name, f"closing {event.pool} of {gone} released {released}")
             for place, pool in pools.items():
                 known = self._before.get((daemon.number, place))
-                now = (pool.pages, pool.locked_pages, len(pool.leases))
-                if place != event.pool and known is not None and known != now:
+                now = (pool.pages, pool.locked_pages, tuple(pool.leases))
+                if place not in gone and known is not None and known != now:
                     raise Violation(self.name, f"the end of {event.pool} changed {pool}: {known}")
-        if isinstance(event, Asked) and isinstance(event.body, Live) and event.pool in pools:
-            # The stream loses no release, so that reconciliation must find nothing to do.
-            known = self._before.get((daemon.number, event.pool))
-            left = len(pools[event.pool].leases)
-            if known is not None and known[2] != left:
-                raise Violation(self.name, f"{event} left {left} leases of {known[2]}")
+        asker = (
+            daemon.directory.registry.members.get(event.pool) if isinstance(event, Asked) else None
+        )
+        if asker is not None and isinstance(event, Asked) and isinstance(event.body, Live):
+            # The stream loses no release: reconciliation must find nothing to do, but for leases
+            # whose receipts went with answers that a limit dropped.
+            known = self._before.get((daemon.number, asker.place))
+            fallen = set(known[2] if known is not None else ()).difference(
+                asker.leases, daemon.gone_receipts
+            )
+            if fallen:
+                raise Violation(self.name, f"{event} let leases {fallen} fall")
         if isinstance(event, Asked | PoolClosed | MoverLost):
             for place, pool in pools.items():
                 self._before[daemon.number, place] = (
                     pool.pages,
                     pool.locked_pages,
-                    len(pool.leases),
+                    tuple(pool.leases),
                 )
+        for action in actions:
+            if isinstance(action, Registered):
+                self._groups[daemon.number, action.pool] = daemon.directory.registry.members[
+                    action.pool
+                ]
+
+    def _closed(self, daemon: SimDaemon, member: int) -> set[int]:
+        """The ranks that go with one; nobody if its group has gone before."""
+        pool = self._groups.pop((daemon.number, member), None)
+        gone = {rank for rank in pool.members if rank} if pool is not None else set()
+        for rank in gone:
+            self._groups.pop((daemon.number, rank), None)
+        return gone
 
 
 class Answers:
@@ -156,16 +207,28 @@ class Answers:
 
     name = "answers"
 
+    def __init__(self) -> None:
+        self._decided: dict[tuple[int, int], int] = {}
+
     def after(self, daemon: SimDaemon, event: Event, actions: list[Action]) -> None:
         """Compare a Match's answer with a search that knows no tree order."""
         if not isinstance(event, Asked) or not isinstance(event.body, Match):
+            return
+        pool = daemon.directory.registry.members.get(event.pool)
+        if pool is None or not self._is_first(daemon, pool, event):
             return
         for action in actions:
             if isinstance(action, Answer) and isinstance(action.body, Matched):
                 self._compare(daemon, event, event.body, action.body)
 
+    def _is_first(self, daemon: SimDaemon, pool: PoolState, event: Asked) -> bool:
+        """Whether this rank decides: the others are told what was true then."""
+        last = self._decided.get((daemon.number, pool.place), 0)
+        self._decided[daemon.number, pool.place] = max(last, event.seq)
+        return event.seq > last
+
     def _compare(self, daemon: SimDaemon, event: Asked, body: Match, said: Matched) -> None:
-        pool = daemon.directory.pools[event.pool]
+        pool = daemon.directory.registry.members[event.pool]
         page_key = pool.page_size * body.namespace.unit_bytes
         holders: list[set[int]] = []
         for node in daemon.directory.tree.nodes.values():
@@ -259,10 +322,11 @@ class Copies:
             for op in [op for op in self._open if op[0] == daemon.number]:
                 del self._open[op]
         elif isinstance(event, PoolClosed):
+            released = {action.pool for action in actions if isinstance(action, ReleasePool)}
             self._doomed |= {
                 op
                 for op, copy in self._open.items()
-                if op[0] == daemon.number and event.pool in _places(copy)
+                if op[0] == daemon.number and not released.isdisjoint(_places(copy))
             }
         for action in actions:
             if isinstance(action, SubmitCopy):

@@ -12,9 +12,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from directory.core import limits
 from directory.core.actions import (
     Action,
     Answer,
+    Locked,
+    Matched,
     Registered,
     RegistrationRefused,
     ReleasePool,
@@ -32,11 +35,13 @@ from directory.core.events import (
     PoolClosed,
     PoolRegistered,
 )
-from directory.core.ids import PoolId
+from directory.core.ids import NO_LEASE, LeaseId, PoolId
+from directory.protocol.codec import decode_envelope
 from directory.protocol.endpoint import Endpoint
 from scheduler_shim.session import Registration
 from tests.simulation.checkers import Violation
 from tests.simulation.heap import Heap
+from tests.simulation.kept import Kept
 from tests.simulation.memory import PoolMemory, SimTier
 from tests.simulation.mover import Said, SimMover
 from tests.simulation.network import Network, SimLink
@@ -46,6 +51,7 @@ from transfer.host_tier import TierShape
 from transfer.messages import Imported
 
 FRAMES_PER_TURN_MAX = 64
+SALT = 0x9D2C5680_3C6EF372
 Observe = Callable[["SimDaemon", Event, list[Action]], None]
 OnRegistered = Callable[[SimLink, Registration], None]
 OnRefused = Callable[[str], None]
@@ -74,7 +80,8 @@ class Session:
 
 
 class SimDaemon:
-    """One boot. `observe` sees every event of the directory with its actions."""
+    """One boot. `observe` sees every event of the directory with its actions. `kept`: the host
+    tier that outlives it, with its journal; None: its tier is new and dies with it."""
 
     def __init__(
         self,
@@ -84,6 +91,7 @@ class SimDaemon:
         options: Options,
         network: Network,
         observe: Observe,
+        kept: Kept | None = None,
     ) -> None:
         self._heap = heap
         self._rng = rng
@@ -96,16 +104,31 @@ class SimDaemon:
         self.stopped_until_us = 0
         self.epoch = 1_000 + number
         self.counters: Counter[str] = Counter()
-        cells = options.host_pages * options.layers
-        segment = options.segment_pages * options.layers
-        self.directory = Directory(host_bytes=cells, segment_bytes=segment)
-        self.tier = self.make_tier(cells, segment) if cells else None
-        self.endpoint = Endpoint(self.epoch, self._ask, self._send, self.counters)
+        cells, segment = options.host_cells, options.segment_cells
+        self.kept = kept
+        self.directory = Directory(
+            host_bytes=cells, segment_bytes=segment, journal=SALT + number if kept else 0
+        )
+        if kept is not None:
+            self.tier: SimTier | None = kept.tier
+            kept.recover(self.directory)
+        else:
+            self.tier = SimTier(TierShape(cells, segment)) if cells else None
+        self.endpoint = Endpoint(
+            self.epoch,
+            self._ask,
+            self._send,
+            self.counters,
+            kept_bytes_max=options.kept_bytes or limits.KEPT_ANSWERS_BYTES_MAX,
+        )
         self.mover: SimMover | None = None
         self.movers: list[SimMover] = []
         self.sessions: dict[PoolId, Session] = {}
         self.asking: SimLink | None = None
         """The connection whose frame is being carried out."""
+        self.gone_receipts: set[LeaseId] = set()
+        """Leases whose answers the clients can have no more."""
+        self._receipts: dict[tuple[PoolId, int], LeaseId] = {}
         self._registering: dict[int, Session] = {}
         self._last_token = 0
         self._links: dict[bytes, SimLink] = {}
@@ -118,10 +141,6 @@ class SimDaemon:
 
     # Processes.
 
-    def make_tier(self, cells: int, segment: int) -> SimTier:
-        """The memory of the host tier: new with every boot (there is no journal yet)."""
-        return SimTier(TierShape(cells, segment))
-
     def start_mover(self) -> None:
         """Start a mover and tell it what it must know."""
         if not self.alive or self.mover is not None:
@@ -133,7 +152,8 @@ class SimDaemon:
         if self.tier is not None:
             mover.open_tier(self.tier)
         for session in self.sessions.values():
-            mover.import_pool(session.pool, session.memory)
+            if session.pool in self._instances:
+                mover.import_pool(session.pool, session.memory)
         waiting, self._waiting = self._waiting, []
         for copy in waiting:
             mover.submit(copy)
@@ -173,6 +193,8 @@ class SimDaemon:
         mode: Mode,
         answer: OnRegistered,
         refuse: OnRefused,
+        world_size: int = 1,
+        rank: int = 0,
     ) -> None:
         """A process has connected to the session socket and hands its pool over."""
         if not self.alive:
@@ -192,6 +214,8 @@ class SimDaemon:
                 layout.page_count,
                 layout.page_bytes,
                 mode,
+                world_size,
+                rank,
             )
         )
 
@@ -225,7 +249,11 @@ class SimDaemon:
         for link, identity, frame in self._inbox[:FRAMES_PER_TURN_MAX]:
             self.asking = link
             self._links[identity] = link
+            told = self.counters["answers_gone"]
             self.endpoint.take(identity, frame)
+            if self.counters["answers_gone"] > told:
+                seq = decode_envelope(frame).seq
+                self.gone_receipts.add(self._receipts.get((link.pool, seq), NO_LEASE))
         self.asking = None
         del self._inbox[:FRAMES_PER_TURN_MAX]
         self.endpoint.acknowledge()
@@ -257,10 +285,16 @@ class SimDaemon:
         self._observe(self, event, actions)
         for action in actions:
             self._do(action)
+        if self.kept is not None:
+            self.kept.check(self.directory, self._options.check_every)
 
     def _do(self, action: Action) -> None:
+        if self.kept is not None:
+            self.kept.apply(action)
         match action:
             case Answer():
+                if isinstance(action.body, Matched | Locked):
+                    self._receipts[action.pool, action.seq] = action.body.receipt
                 self.endpoint.answer(action.pool, action.seq, action.body)
             case SubmitCopy():
                 if self.mover is None:
@@ -284,9 +318,14 @@ class SimDaemon:
                 self._heap.after(self._network.delay_us(), session.refuse, action.code)
 
     def _release(self, pool: PoolId) -> None:
+        instance = self._instances.pop(pool)
         if self.mover is not None:
-            self._releasing[pool] = self._instances[pool]
+            self._releasing[pool] = instance
             self.mover.release_pool(pool)
+        session = self.sessions.get(pool)
+        if session is not None and not session.answered:
+            # Its group has ended with another rank; it would wait for ever to be answered.
+            self._heap.after(self._network.delay_us(), session.refuse, "unknown_pool")
 
     def _heard_from_mover(self, said: Said) -> None:
         if not self.alive:
@@ -307,6 +346,8 @@ class SimDaemon:
     def _answer_registration(self, session: Session) -> None:
         """Answer once the pool is imported and the mover has let go of its earlier generations."""
         if session.answered or not session.imported or self.still_touched(session):
+            return
+        if session.pool not in self._instances:
             return
         session.answered = True
         secret = b"secret %d" % session.pool

@@ -98,9 +98,10 @@ class Shadow:
 
     def evicted(self, count: int, reply: GaveUp) -> None:
         """Pages were given up."""
-        pages, report = self._mirror.evict(count)
-        words = report.words if isinstance(report, Evicted) else ()
-        assert not isinstance(report, Flush)
+        pages, reports = self._mirror.evict(count)
+        assert len(reports) <= 1, "no more than one answer names"
+        assert not any(isinstance(report, Flush) for report in reports)
+        words = reports[0].words if reports and isinstance(reports[0], Evicted) else ()
         theirs = tuple((slot, value) for slot, value, _ in reply.words)
         self._same("Evict", (pages, words), (reply.pages, theirs), reply.totals)
 

@@ -18,6 +18,9 @@ from transfer.ipc.sync import OutOfTable, TimelineTable, WordTable
 from transfer.layout import BufferLayout, PoolLayout
 from transfer.plan import MemoryKey
 
+RANK_LAYERS = 100
+"""Layers of rank r are numbered from r times this on, so that shards cannot be mistaken."""
+
 
 class Cells:
     """One allocation; implements `Mapping`."""
@@ -99,10 +102,11 @@ def make_layout(kind: str, *, page_size: int, page_count: int, layers: int) -> P
 
 
 class PoolMemory:
-    """One process's pool: cells, timelines, words."""
+    """One rank's pool: cells, timelines, words. Its cells are of layers that no other rank has."""
 
-    def __init__(self, layout: PoolLayout) -> None:
+    def __init__(self, layout: PoolLayout, rank: int = 0) -> None:
         self.layout = layout
+        self._first = RANK_LAYERS * rank
         self.allocations = [Cells(count) for count in layout.allocation_bytes]
         self.timelines = SimTimelines()
         self.words = SimWords(layout.page_count + 1)
@@ -113,13 +117,13 @@ class PoolMemory:
     def write(self, page: int, content: int, writer: str) -> None:
         """Fill all layers of a page."""
         for layer, (cells, offset, stride) in enumerate(self._places):
-            cells[offset + page * stride] = Cell(content, layer, writer)
+            cells[offset + page * stride] = Cell(content, self._first + layer, writer)
 
     def wrong(self, page: int, content: int) -> str:
         """What is wrong with a page that must hold `content`; empty if nothing is."""
         for layer, (cells, offset, stride) in enumerate(self._places):
             cell = cells[offset + page * stride]
-            if cell is None or cell.content != content or cell.layer != layer:
+            if cell is None or cell.content != content or cell.layer != self._first + layer:
                 return f"page {page} layer {layer} holds {cell}, must hold {content}"
         return ""
 
@@ -138,6 +142,8 @@ class SimImport(ImportedPool):
         self.timelines = memory.timelines
         self.words = memory.words
         self.mappings: list[Mapping] = list(memory.allocations)
+        self.page_table = None
+        self.landings = None
 
     def memories(self) -> list[tuple[MemoryKey, Mapping]]:
         """What to attach to a device."""
@@ -160,11 +166,14 @@ class SimTier(HostTierMemory):
         self.made = [Cells(shape.bytes_of(number)) for number in range(shape.segment_count)]
         self.segments = cast("list[SharedMapping]", self.made)
 
-    def wrong(self, slot: int, page_bytes: int, content: int) -> str:
-        """What is wrong with a slot that must hold `content`; empty if nothing is."""
+    def wrong(self, slot: int, page_bytes: int, content: int, ranks: int = 1) -> str:
+        """What is wrong with a slot that must hold `content` of so many ranks, one shard behind
+        the other; empty if nothing is."""
         segment, offset = self.shape.locate(slot, page_bytes)
         found = self.made[segment].cells[offset : offset + page_bytes]
-        for layer, cell in enumerate(found):
+        shard = page_bytes // ranks
+        for at, cell in enumerate(found):
+            layer = RANK_LAYERS * (at // shard) + at % shard
             if cell is None or cell.content != content or cell.layer != layer:
                 return f"slot {segment}:{offset} layer {layer} holds {cell}, must hold {content}"
         return ""

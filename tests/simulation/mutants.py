@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.simulation.mutants_edges import EDGES
+from tests.simulation.mutants_journal import JOURNAL
 from tests.simulation.mutants_pools import POOLS
 from tests.simulation.mutants_seams import Mutant
 from tests.simulation.mutants_tree import TREE
+from tests.simulation.mutants_wire import WIRE
 
-MUTANTS: Final = (*TREE, *POOLS, *EDGES)
+MUTANTS: Final = (*TREE, *POOLS, *EDGES, *WIRE, *JOURNAL)
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 
 ROOT: Final = Path(__file__).parents[2]
@@ -38,13 +40,16 @@ SAID: Final = {
 NOTES: Final = """\
 Pinned: what every seed of a mutant is given beside what it draws. Seeds are counted from 0.
 `published-before-the-copy-ended` stands for a journal that is validated before the copy: there is
-no journal yet. `epoch-unchecked` widens the world, also for its clean run: frames that a dead boot
-has not taken go to the next one, as ZeroMQ connects to an address.
+no journal yet.
 
 Not in the table, because nothing that happens tells them from the right thing: a client that does
 not look at a reply's epoch (a boot says nothing but `stale_epoch` to it, which ends the client as
 well), words that are not compared before a copy (they are afterwards), and a merge that ignores
 lock counts alone (they differ only where a lease ends, and that bars the merge already).
+
+Nor is one that the simulation was not seen to reach within 60 seeds of slow ranks: copies that a
+group overtook and that count (docs/adr/0001). tests/unit/directory/core/test_group_copies.py plays
+its schedule step by step.
 """
 
 SEEDS_MAX: Final = 400

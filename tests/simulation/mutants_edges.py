@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -17,18 +16,11 @@ from directory.core.events import Live, Outcome, Request, Unlock
 from directory.core.ids import POOL_WORD
 from directory.core.place import PoolState
 from directory.core.requests import Requests
-from directory.protocol import endpoint
-from directory.protocol.codec import decode_envelope
-from directory.protocol.endpoint import Endpoint
-from directory.protocol.messages import Envelope
 from directory.protocol.stream import Arrival, ReceiveStream
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.spans import SpanTable
 from tests.simulation.daemon import Session, SimDaemon
-from tests.simulation.heap import Heap
-from tests.simulation.memory import SimTier
 from tests.simulation.mutants_seams import Call, Mutant, seam, swapped
-from tests.simulation.network import Network, SimLink
 from tests.simulation.process import Process
 from tests.simulation.request import ModelRequest
 from tests.simulation.restoring import Restoring
@@ -79,44 +71,6 @@ def release_late_not_at_all(original: Call) -> Call:
         """The receipt of an answer that came too late is thrown away with it."""
 
     return _release_late
-
-
-@seam(Endpoint, "take")
-def take_from_any_epoch(original: Call) -> Call:
-    def take(self: Endpoint, identity: bytes, *frames: bytes) -> None:
-        def decode_any(frame: bytes) -> Envelope:
-            return msgspec.structs.replace(decode_envelope(frame), epoch=self.epoch)
-
-        with swapped(endpoint, "decode_envelope", decode_any):
-            original(self, identity, *frames)
-
-    return take
-
-
-_HEIRS: WeakKeyDictionary[Network, Simulation] = WeakKeyDictionary()
-
-
-@seam(Simulation, "start_daemon")
-def start_daemon_at_the_same_address(original: Call) -> Call:
-    def start_daemon(self: Simulation) -> None:
-        _HEIRS[self.network] = self
-        original(self)
-
-    return start_daemon
-
-
-@seam(Network, "_at_daemon")
-def at_whichever_daemon_listens(original: Call) -> Call:
-    """ZeroMQ connects to an address: what a dead boot did not take goes to the next one."""
-
-    def _at_daemon(self: Network, link: SimLink, identity: bytes, frame: bytes) -> None:
-        heir = _HEIRS[self].daemon
-        if link.host.alive or heir is None:
-            original(self, link, identity, frame)
-        elif identity == link.identity:
-            heir.on_frame(link, identity, frame)
-
-    return _at_daemon
 
 
 # Fences.
@@ -250,21 +204,7 @@ def movers_of_earlier_boots_forgotten(original: Call) -> Call:
     return movers_of_earlier_boots_live
 
 
-_TIERS: WeakKeyDictionary[Heap, SimTier] = WeakKeyDictionary()
-
-
-@seam(SimDaemon, "make_tier")
-def make_tier_once(original: Call) -> Call:
-    """The host tier's memory outlives the boot, as with a journal."""
-
-    def make_tier(self: SimDaemon, cells: int, segment: int) -> SimTier:
-        if self._heap not in _TIERS:
-            _TIERS[self._heap] = original(self, cells, segment)
-        return _TIERS[self._heap]
-
-    return make_tier
-
-
+_WARM: Final = {"warm": 1.0, "damage": 0.0}
 _RELEASES: Final = {"full": 0.2, "abort": 0.3}
 
 EDGES: Final = (
@@ -292,14 +232,6 @@ EDGES: Final = (
         "the lease of an answer that came too late is not released",
         (release_late_not_at_all, live_without_effect),
         rates={"tight_deadlines": 0.5, "late": 0.1},
-    ),
-    Mutant(
-        "epoch-unchecked",
-        "a boot carries out messages meant for the boot before it",
-        (take_from_any_epoch,),
-        pins={"network_us": 3_000},
-        rates={"daemon_restart": 8.0, "duplicate": 0.5, "late": 0.5},
-        world=(start_daemon_at_the_same_address, at_whichever_daemon_listens),
     ),
     Mutant(
         "source-fence-on-the-current-stream-only",
@@ -364,7 +296,8 @@ EDGES: Final = (
     Mutant(
         "old-mover-writes-after-a-restart",
         "a boot takes the host tier while an earlier boot's mover still lives",
-        (movers_of_earlier_boots_forgotten, make_tier_once),
+        (movers_of_earlier_boots_forgotten,),
+        pins=_WARM,
         rates={"daemon_restart": 5.0, "orphan": 0.2, "copy_slow": 0.3},
     ),
 )

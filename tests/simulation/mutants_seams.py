@@ -49,8 +49,9 @@ class Mutant(NamedTuple):
     """One deliberate bug.
 
     `pins`, `rates`, `mode`: options and fault rates that are set in every seed (the rest is drawn)
-    because the bug shows nowhere else, and one mode for all schedulers. `world`: replacements that
-    widen the simulated world and are right by themselves; the clean run has them, too.
+    because the bug shows nowhere else, and one mode and number of ranks for all schedulers.
+    `world`: replacements that widen the simulated world and are right by themselves; the clean run
+    has them, too.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Mutant(NamedTuple):
     rates: Mapping[str, float] = NONE
     mode: str = ""
     world: tuple[Patch, ...] = ()
+    ranks: int = 0
 
     def options(self, seed: int) -> Options:
         """The options of a seed with what is pinned."""
@@ -67,6 +69,8 @@ class Mutant(NamedTuple):
         pins = dict(self.pins)
         if self.mode:
             pins["modes"] = (self.mode,) * len(drawn.modes)
+        if self.ranks:
+            pins["world_sizes"] = (self.ranks,) * len(drawn.modes)
         return msgspec.structs.replace(drawn, rates={**drawn.rates, **self.rates}, **pins)
 
     def run(self, seed: int) -> Result:
@@ -85,7 +89,8 @@ class Mutant(NamedTuple):
     def pinned(self) -> str:
         """What is pinned, for a reader."""
         said = [f"{name} {value}" for name, value in {**self.pins, **self.rates}.items()]
-        return ", ".join([*([self.mode] if self.mode else []), *said])
+        ranks = [f"{self.ranks} ranks"] if self.ranks else []
+        return ", ".join([*([self.mode] if self.mode else []), *ranks, *said])
 
 
 def seam(owner: Any, name: str) -> Callable[[Make], Patch]:

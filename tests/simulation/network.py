@@ -41,6 +41,10 @@ class Network:
         self._rng = rng
         self._options = options
         self._identities = 0
+        self.heir: Callable[[], Host | None] = lambda: None
+        """The boot that listens now."""
+        self.links: dict[object, SimLink] = {}
+        """Every process's latest connection."""
 
     def identity(self) -> bytes:
         """A connection's identity, never used twice."""
@@ -84,13 +88,32 @@ class Network:
         return delays
 
     def _at_daemon(self, link: SimLink, identity: bytes, frame: bytes) -> None:
-        if link.host.alive and identity == link.identity:
+        if identity != link.identity:
+            return
+        if link.host.alive:
             link.host.on_frame(link, identity, frame)
+        elif self._outlives(link):
+            # ZeroMQ connects to an address: what a dead boot did not take goes to the next one.
+            heir = self.heir()
+            if heir is not None:
+                heir.on_frame(link, identity, frame)
 
     def _at_client(self, link: SimLink, identity: bytes, frame: bytes) -> None:
         if link.open and identity == link.identity:
             link.inbox.append(frame)
             link.wake()
+        elif self._outlives(link):
+            # What a dead boot has said reaches its client when that belongs to the next one.
+            latest = self.links[link.owner]
+            if latest.open and latest.host is not link.host:
+                latest.inbox.append(frame)
+                latest.wake()
+
+    def _outlives(self, link: SimLink) -> bool:
+        """Whether a frame outlives the boot that it was for, or from."""
+        if link.host.alive or not self._options.rate("dead_boot"):
+            return False
+        return self.happens("dead_boot")
 
 
 class SimLink:
@@ -110,6 +133,7 @@ class SimLink:
         self.sent: dict[int, tuple[int, int]] = {}
         """When a message was said first, and how often."""
         self._alive = True
+        network.links[owner] = self
         self._network = network
         self._heap = heap
 

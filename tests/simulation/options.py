@@ -35,11 +35,13 @@ FAULTS: Final = (
     "epoch_bump",
     "overshoot",
     "tight_deadlines",
+    "dead_boot",
+    "rank_lag",
 )
 """Kinds of trouble. Each is on in about half of the seeds, at a rate drawn anew."""
 
 
-class Options(msgspec.Struct, frozen=True):
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that one run depends on. Times are microseconds of simulated time."""
 
     seed: int
@@ -83,6 +85,34 @@ class Options(msgspec.Struct, frozen=True):
     misses_max: int
     live_us: int
     rates: dict[str, float]
+    # Stored runs (regressions/) have none of what follows: a new option stands last, and its
+    # default leaves everything as it was before there was one.
+    kept_bytes: int = 0
+    """Answers that the daemon keeps for a client (0: as many as the product does)."""
+    portion: int = 0
+    """Pages given up by one message, and requests in one part of a list (0: as the product)."""
+    warm: float = 0.0
+    """Share of the daemon's restarts that take the host tier up again (0: there is no journal)."""
+    damage: float = 0.0
+    """Share of those that find their journal damaged."""
+    log_bytes: int = 0
+    """Length of a log that is compacted (0: as the product)."""
+    world_sizes: tuple[int, ...] = ()
+    """Ranks of each scheduler (empty: one each)."""
+
+    @property
+    def host_cells(self) -> int:
+        """Length of the host tier: its pages have a shard for every rank."""
+        return self.host_pages * self.layers * max(self.world_sizes, default=1)
+
+    @property
+    def segment_cells(self) -> int:
+        """Length of a segment of the host tier."""
+        return self.segment_pages * self.layers * max(self.world_sizes, default=1)
+
+    def world_size(self, index: int) -> int:
+        """Ranks of a scheduler."""
+        return self.world_sizes[index] if self.world_sizes else 1
 
     def rate(self, fault: str) -> float:
         """Rate of a fault: a share of occasions, or (for faults in time) events a second."""
@@ -102,6 +132,7 @@ class Options(msgspec.Struct, frozen=True):
             layouts=self.layouts[:count],
             fingerprints=self.fingerprints[:count],
             pool_pages=self.pool_pages[:count],
+            world_sizes=self.world_sizes[:count],
             requests=self.requests if requests is None else requests,
         )
 
@@ -175,7 +206,22 @@ def draw(seed: int) -> Options:
         misses_max=rng.choice((1, 3)),
         live_us=rng.choice((50_000, 300_000, 1_000_000)),
         rates=_draw_rates(rng),
+        # Drawn last, so that a seed keeps what it drew before there were these.
+        kept_bytes=rng.choice((0, 0, 1, 60, 300)),
+        portion=rng.choice((0, 0, 1, 2, 5)),
+        warm=rng.choice((0.0, 0.5, 0.9, 1.0)),
+        damage=rng.choice((0.0, 0.0, 0.5)),
+        log_bytes=rng.choice((0, 600, 3_000)),
+        world_sizes=_draw_ranks(rng, count),
     )
+
+
+def _draw_ranks(rng: random.Random, count: int) -> tuple[int, ...]:
+    """One seed in three has groups; a group shares with groups of its own size only."""
+    if rng.random() < 0.67:
+        return ()
+    most = rng.choice((2, 2, 3))
+    return tuple(most if rng.random() < 0.7 else 1 for _ in range(count))
 
 
 def _draw_rates(rng: random.Random) -> dict[str, float]:

@@ -11,13 +11,14 @@ from array import array
 from collections.abc import Generator
 from typing import Protocol
 
+from directory.core import limits
 from directory.core.actions import AnyReply, GaveUp, Inserted, Locked, Matched
 from directory.core.events import Evict, Flush, Insert, Lock, Match, Request, Unlock
 from directory.core.ids import NO_LEASE
 from directory.core.node import Node
 from directory.core.tokens import pack_pages, unpack_pages
 from scheduler_shim.client import DaemonClient
-from scheduler_shim.mirror import Mirror
+from scheduler_shim.mirror import GivenUpPages, Mirror
 from scheduler_shim.spans import SpanTable
 from tests.simulation.lockstep import Shadow
 from tests.simulation.request import ModelRequest
@@ -128,19 +129,19 @@ class MirroredOwn:
     def evict(self, count: int) -> Wait:
         """All or nothing."""
         if count <= self.mirror.totals.evictable:
-            given, report = self.mirror.evict(count)
-            if self._pages.client is not None and report is not None:
-                self._pages.client.report(report)
-            self._pages.free(given)
+            self._give_up(self.mirror.evict(count))
         yield from ()
 
     def flush(self) -> Wait:
         """At once."""
-        given, report = self.mirror.flush()
-        if self._pages.client is not None and report is not None:
-            self._pages.client.report(report)
-        self._pages.free(given)
+        self._give_up(self.mirror.flush())
         yield from ()
+
+    def _give_up(self, given: GivenUpPages) -> None:
+        if self._pages.client is not None:
+            for report in given.reports:
+                self._pages.client.report(report)
+        self._pages.free(given.pages)
 
     def release(self, request: ModelRequest) -> None:
         """Unlock here, and report the receipt."""
@@ -239,27 +240,32 @@ class ThinOwn:
 
     def evict(self, count: int) -> Wait:
         """The daemon chooses; words first, then the pages are free."""
-        reply = yield from self._pages.call(Evict(count))
-        if self.shadow and isinstance(reply, GaveUp):
-            self.shadow.evicted(count, reply)
-        self._give_up(reply)
+        more = True
+        while more and count > 0:
+            reply = yield from self._pages.call(Evict(count))
+            more = self._give_up(reply, count)
+            count -= len(reply.pages) // 4 if isinstance(reply, GaveUp) else 0
 
     def flush(self) -> Wait:
         """As `evict`, for everything that no lease protects."""
-        reply = yield from self._pages.call(Flush("pool"))
-        if self.shadow and isinstance(reply, GaveUp):
-            self.shadow.evicted(self.shadow.evictable, reply)
-        self._give_up(reply)
+        more = True
+        while more:
+            reply = yield from self._pages.call(Flush("pool"))
+            more = self._give_up(reply, self.shadow.evictable if self.shadow else 0)
 
-    def _give_up(self, reply: AnyReply | None) -> None:
+    def _give_up(self, reply: AnyReply | None, count: int) -> bool:
+        """What went of `count` pages; whether to ask again, for one answer names only so many."""
         if not isinstance(reply, GaveUp):
             self.shadow = None
             self._lose(f"no answer to Evict or Flush: {reply}")
-            return
-        for slot, value, count in reply.words:
-            self._spans.give_up(slot, value, count)
+            return False
+        if self.shadow:
+            self.shadow.evicted(min(count, limits.GAVE_UP_PAGES_MAX), reply)
+        for slot, value, given in reply.words:
+            self._spans.give_up(slot, value, given)
         self._tree.difference_update(unpack_pages(reply.pages))
         self._pages.free(reply.pages)
+        return bool(reply.pages) and reply.totals.evictable > 0
 
     def release(self, request: ModelRequest) -> None:
         """Report the receipt."""

@@ -15,41 +15,26 @@ from collections.abc import Generator
 from directory.core.actions import AnyReply
 from directory.core.events import Lock, Match, Request
 from directory.core.ids import NO_LEASE
-from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.mirror import Mirror
 from scheduler_shim.pools import PageAllocator
 from scheduler_shim.session import DaemonAbsent, Registration
 from scheduler_shim.spans import SpanTable
-from tests.simulation.contents import Contents
 from tests.simulation.daemon import SimDaemon
-from tests.simulation.heap import Heap
 from tests.simulation.lockstep import Shadow
 from tests.simulation.memory import PoolMemory, make_layout
-from tests.simulation.network import Network, SimLink
-from tests.simulation.options import Options
+from tests.simulation.network import SimLink
 from tests.simulation.own import MirroredOwn, Own, ThinOwn, Wait
+from tests.simulation.ranks import Follower, GroupStreams, GroupWords, LeadingClient
 from tests.simulation.republish import reports
 from tests.simulation.request import ModelRequest, Phase
 from tests.simulation.streams import Streams
+from tests.simulation.world import World
 
 TIMER_US = 50_000
 SAID_AGAIN_US = 800_000
 CONNECT_AGAIN_US = 30_000
-
-
-class World:
-    """What a process sees of the rest. `daemon` is the boot that listens now, if one does."""
-
-    heap: Heap
-    options: Options
-    contents: Contents
-    network: Network
-    daemon: SimDaemon | None
-    faulty: bool
-
-    def wrong(self, who: str, problem: str) -> None:
-        """Something that must never happen did."""
-        raise NotImplementedError
 
 
 class Process:
@@ -65,7 +50,10 @@ class Process:
         self.dead = False
         self.stopped_until_us = 0
         variant = options.fingerprints[index]
-        self.fingerprint = b"model %d" % variant
+        ranks = options.world_size(index)
+        self.fingerprint = (
+            b"model %d of %d" % (variant, ranks) if ranks > 1 else b"model %d" % variant
+        )
         layout = make_layout(
             options.layouts[index],
             page_size=options.page_size,
@@ -73,9 +61,12 @@ class Process:
             layers=options.layers + variant,
         )
         self.memory = PoolMemory(layout)
+        self.followers: list[Follower] = []
+        self.streams = Streams(world.heap, rng, options, self.memory, self.wake, self.wrong)
+        if ranks > 1:
+            self._make_group(ranks, rng)
         self.allocator = PageAllocator(layout.page_count)
         self.spans = SpanTable(self.memory.words, layout.page_count)
-        self.streams = Streams(world.heap, rng, options, self.memory, self.wake, self.wrong)
         self.client: DaemonClient | None = None
         self.link: SimLink | None = None
         self.own: Own | None = None
@@ -101,6 +92,29 @@ class Process:
         else:
             self.own = self._new_mirrored()
             self.wake()
+
+    # Ranks.
+
+    def _make_group(self, ranks: int, rng: random.Random) -> None:
+        layout = self.memory.layout
+        self.followers += [
+            Follower(self, rank, layout, random.Random(f"{rng.random()}/{rank}"))
+            for rank in range(1, ranks)
+        ]
+        self.memory.words = GroupWords(layout.page_count + 1, self.followers)
+        heap, options = self.world.heap, self.world.options
+        self.streams = GroupStreams(
+            self.followers, heap, rng, options, self.memory, self.wake, self.wrong
+        )
+
+    def all_streams(self) -> list[Streams]:
+        """Every rank's GPU."""
+        return [self.streams, *(follower.streams for follower in self.followers)]
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything launched has run, on every rank."""
+        return all(streams.idle for streams in self.all_streams())
 
     # Turns.
 
@@ -256,11 +270,15 @@ class Process:
         if daemon is None or not daemon.alive:
             self._later()
             return
-        link = SimLink(self.world.network, self.world.heap, daemon, self.wake, self)
+        network, heap = self.world.network, self.world.heap
+        link = SimLink(network, heap, daemon, self.wake, self)
         self._link = link
-        self.world.heap.after(
-            self.world.network.delay_us(), self._register, daemon, link, self._mode()
-        )
+        heap.after(network.delay_us(), self._register, daemon, link, self._mode())
+        for follower in self.followers:
+            follower.disconnect()
+            rank_link = SimLink(network, heap, daemon, self.wake, follower)
+            follower.link = rank_link
+            heap.after(network.delay_us(), follower.register, daemon, rank_link, self._mode())
 
     def _mode(self) -> str:
         return "thin" if self.thin and self.own is None else "mirrored"
@@ -276,6 +294,7 @@ class Process:
             mode="thin" if mode == "thin" else "mirrored",
             answer=lambda link, registration: self._registered(link, registration, mode),
             refuse=self._refused,
+            world_size=1 + len(self.followers),
         )
         self.world.heap.after(2_000_000, self._give_up_registering, link)
 
@@ -312,7 +331,12 @@ class Process:
         deadlines = Deadlines(options.call_ms, options.restore_ms, 5_000, options.misses_max)
         if self.rng.random() < options.rate("tight_deadlines") and self.world.faulty:
             deadlines = deadlines._replace(call_ms=20, restore_ms=30)
-        self.connecting = DaemonClient(link, registration, deadlines)
+        if self.followers:
+            self.connecting = LeadingClient(
+                link, registration, deadlines, self.followers, self.wrong
+            )
+        else:
+            self.connecting = DaemonClient(link, registration, deadlines)
         self.wake()
 
     def _finish_connecting(self) -> None:
@@ -355,6 +379,8 @@ class Process:
         """The process is gone at once, and its GPU work with it."""
         self.dead = True
         self.streams.dead = True
+        for follower in self.followers:
+            follower.die()
         for link in (self._link, self.link):
             if link is not None:
                 link.close()

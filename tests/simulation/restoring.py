@@ -139,9 +139,10 @@ class Restoring(Process):
     def _verify(self, request: ModelRequest, targets: array[int], start: int) -> None:
         contents = request.contents(self.world.contents, self.root(request))
         for at, page in enumerate(targets, start):
-            problem = self.memory.wrong(page, contents[at])
-            if problem:
-                self.wrong(f"restored for {request!r}: {problem}")
+            for memory in (self.memory, *(follower.memory for follower in self.followers)):
+                problem = memory.wrong(page, contents[at])
+                if problem:
+                    self.wrong(f"restored for {request!r}: {problem}")
         self.restored_pages += len(targets)
 
     def _publish_landed(

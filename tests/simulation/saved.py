@@ -82,7 +82,7 @@ def save(tiny: Tiny) -> Saved:
             host.tick,
             tuple(host.evictable.items()),
             tuple((size, _order(order)) for size, order in host.orders.items()),
-            tuple(slots.page_bytes_of),
+            tuple(slots.page_bytes_of.items()),
             tuple((size, tuple(free)) for size, free in slots._free.items()),
             tuple(slots._capacity.items()),
         ),
@@ -237,7 +237,9 @@ def _load_host(tiny: Tiny, saved: Values, nodes: dict[int, Node]) -> None:
     host.evictable = dict(evictable)
     host.orders = {size: _eviction(keys) for size, keys in orders}
     _here(host, nodes)
-    slots.page_bytes_of = list(sizes)
+    slots.page_bytes_of = dict(sizes)
+    spare = reversed(range(slots._segment_count))
+    slots._spare = [segment for segment in spare if segment not in slots.page_bytes_of]
     slots._free = {size: list(ids) for size, ids in free}
     slots._capacity = dict(capacity)
 
@@ -256,6 +258,7 @@ def _load_pools(tiny: Tiny, saved: tuple[Values, ...], nodes: dict[int, Node]) -
         pool.restores, pool.word = plain[13:]
         pool.members = [pool.place]
         pool.log = None
+        pool.unlisted = None  # nobody lists live requests here
         pool.order = _eviction(order)
         pool.spans = {}
         for span, value, parts in spans:

@@ -26,6 +26,9 @@ PLAIN = {
     "waiting_max": 1,
     "turns": 0.0,
     "current_share": 0.0,
+    "kept_bytes": 0,
+    "portion": 0,
+    "world_sizes": (),
 }
 """Simpler values of single options, tried one by one."""
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import random
 import traceback
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
 
+from directory.core import limits
 from directory.core.actions import Action
 from directory.core.events import Event
 from tests.simulation.audit import agree, audit
@@ -26,12 +29,14 @@ from tests.simulation.checkers import (
     Epochs,
     Once,
     OwnInvariants,
+    Ranks,
     Violation,
 )
 from tests.simulation.claims import further_checkers
 from tests.simulation.contents import Contents
 from tests.simulation.daemon import SimDaemon
 from tests.simulation.heap import Heap
+from tests.simulation.kept import Kept, small_logs
 from tests.simulation.network import Network
 from tests.simulation.options import Options
 from tests.simulation.own import MirroredOwn, ThinOwn
@@ -57,6 +62,20 @@ class Result(NamedTuple):
     facts: dict[str, int]
 
 
+@contextmanager
+def portions(most: int) -> Iterator[None]:
+    """Small messages while it runs, so that what is too long for one is said in several."""
+    names = ("GAVE_UP_PAGES_MAX", "LIVE_REQUESTS_MAX") if most else ()
+    before = [getattr(limits, name) for name in names]
+    try:
+        for name in names:
+            setattr(limits, name, most)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(limits, name, value)
+
+
 class Simulation(Trouble):
     """The world of one run."""
 
@@ -77,12 +96,14 @@ class Simulation(Trouble):
             Once(),
             Copies(),
             Deaths(),
+            Ranks(),
             Answers(),
             Bounds(),
             *further_checkers(),
             self._recount,
         ]
         self.facts: dict[str, int] = {}
+        self.kept: Kept | None = None
         self._audit_left = 1
         self._boots = 0
         self.boots: list[SimDaemon] = []
@@ -92,6 +113,7 @@ class Simulation(Trouble):
         self.epochs = [0] * len(options.modes)
         self.left = [options.requests] * len(options.modes)
         self.submitted = 0
+        self.network.heir = lambda: self.daemon
         self.start_daemon()
         for index in range(len(options.modes)):
             self.start_process(index)
@@ -105,9 +127,10 @@ class Simulation(Trouble):
         """Safety phase, liveness phase, end."""
         problem = checker = ""
         try:
-            self._safety()
-            self._liveness()
-            self._at_rest()
+            with portions(self.options.portion), small_logs(self.options.log_bytes):
+                self._safety()
+                self._liveness()
+                self._at_rest()
         except Violation as violation:
             problem, checker = str(violation), violation.checker
         except Exception as error:  # noqa: BLE001 - whatever the real code raises is a finding
@@ -147,7 +170,8 @@ class Simulation(Trouble):
                 mover.device.frozen_until_us = 0
         for process in self.processes:
             process.stopped_until_us = min(process.stopped_until_us, now)
-            process.streams.faulty = False
+            for streams in process.all_streams():
+                streams.faulty = False
             process.wake()
         moved = True
         last_us, last = now + LIVENESS_US_MAX, self.heap.ran + LIVENESS_STEPS_MAX
@@ -167,7 +191,7 @@ class Simulation(Trouble):
             client = process.client
             if process.dead:
                 return False
-            if process.active or process.landing or not process.streams.idle or client is None:
+            if process.active or process.landing or not process.idle or client is None:
                 return False
             if process.link is None or process.link.host is not daemon or not process.link.alive:
                 return False
@@ -200,7 +224,7 @@ class Simulation(Trouble):
                 if own.mirror.pool.locked_pages:
                     raise Violation("rest", f"{process.name} has locks left")
             elif isinstance(own, ThinOwn) and process.link is not None:
-                pool = directory.pools[process.link.pool]
+                pool = directory.registry.members[process.link.pool]
                 if pool.owned != own.tree_pages():
                     raise Violation("rest", f"{process.name}: {pool.owned} {own.tree_pages()}")
         for size in directory.slots.page_sizes:
@@ -227,14 +251,28 @@ class Simulation(Trouble):
             return
         self._boots += 1
         daemon = SimDaemon(
-            self._boots, self.heap, self._movers, self.options, self.network, self.observe
+            self._boots,
+            self.heap,
+            self._movers,
+            self.options,
+            self.network,
+            self.observe,
+            self._keep(),
         )
+        self._add("recovered", daemon.directory.counters.get("host_pages_recovered", 0))
         daemon.faulty = self.faulty
         if daemon.mover is not None:
             daemon.mover.device.faulty = self.faulty
         self.daemon = daemon
         self.boots.append(daemon)
         self.heap.note(f"daemon boot {self._boots}")
+
+    def _keep(self) -> Kept | None:
+        """The host tier that an earlier boot left, or a new one that outlives this boot."""
+        options = self.options
+        if self.kept is None and options.warm and options.host_pages:
+            self.kept = Kept(options.host_cells, options.segment_cells)
+        return self.kept
 
     def movers_of_earlier_boots_live(self) -> bool:
         """Whether a mover of a dead daemon may still write."""
@@ -250,7 +288,8 @@ class Simulation(Trouble):
             self.processes[index] = process
         else:
             self.processes.append(process)
-        process.streams.faulty = self.faulty
+        for streams in process.all_streams():
+            streams.faulty = self.faulty
 
     def _arrive(self, index: int) -> None:
         if not self.left[index]:

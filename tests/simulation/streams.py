@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from directory.core.ids import CURRENT, FORWARD
 from tests.simulation.heap import Heap
@@ -18,6 +19,15 @@ from tests.simulation.memory import PoolMemory
 from tests.simulation.options import Options
 
 Wrong = Callable[[str], None]
+
+
+class Launched(Protocol):
+    """Work that was launched, on one rank's GPU or on all."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has run."""
+        ...
 
 
 class Work:
@@ -78,6 +88,16 @@ class Streams:
         if len(self._queue) == 1:
             self._start()
         return work
+
+    def launch_on_all(
+        self,
+        stream: int,
+        reads: list[tuple[int, int]],
+        writes: list[tuple[int, int]],
+        writer: str,
+    ) -> Launched:
+        """Queue work on every rank of the process; here there is one."""
+        return self.launch(stream, reads, writes, writer)
 
     def fence(self) -> tuple[int, int]:
         """Timeline values (forward, current) that pass once all that was launched has run."""

@@ -12,9 +12,10 @@ from typing import Final
 
 from directory.core.actions import Action, SubmitCopy
 from tests.simulation.daemon import SimDaemon
+from tests.simulation.kept import Kept
 from tests.simulation.options import Options
-from tests.simulation.process import World
 from tests.simulation.scheduler import ModelScheduler
+from tests.simulation.world import World
 
 IN_TIME: Final = (
     "reconnect",
@@ -39,6 +40,7 @@ class Trouble(World):
     daemon: SimDaemon | None
     processes: list[ModelScheduler]
     epochs: list[int]
+    kept: Kept | None
     facts: dict[str, int]
 
     def __init__(self, options: Options) -> None:
@@ -103,7 +105,17 @@ class Trouble(World):
 
     def _crash(self) -> None:
         process = self._any()
-        if process is not None:
+        if process is None:
+            return
+        if process.followers and self.chaos.random() < 0.5:
+            # One rank is gone; whoever started the ranks ends the others a little later.
+            self.chaos.choice(process.followers).die()
+            self.heap.after(self.chaos.randrange(1, 5_000), self._crash_all, process)
+        else:
+            self._crash_all(process)
+
+    def _crash_all(self, process: ModelScheduler) -> None:
+        if not process.dead:
             process.die()
             self.heap.after(self.chaos.randrange(1, 200_000), self.start_process, process.index)
 
@@ -116,7 +128,9 @@ class Trouble(World):
     def _reconnect(self) -> None:
         process = self._any()
         if process is not None and process.link is not None:
-            process.link.reconnect()
+            links = [process.link, *(f.link for f in process.followers if f.link is not None)]
+            link = self.chaos.choice(links) if process.followers else process.link
+            link.reconnect()
 
     def _daemon_stop(self) -> None:
         if self.daemon is not None:
@@ -135,6 +149,11 @@ class Trouble(World):
             mover.device.freeze(self.heap.now_us + self.chaos.randrange(lives_us))
             self.heap.after(lives_us, mover.kill)
         down_us = int(10 ** self.chaos.uniform(2, 5.5))
+        if self.kept is not None:
+            if self.chaos.random() >= self.options.warm:
+                self.kept = None
+            elif self.chaos.random() < self.options.damage:
+                self.heap.after(down_us, self.kept.damage, self.chaos)
         self.heap.after(down_us, self.start_daemon)
 
     def _mover_death(self) -> None:

@@ -17,11 +17,12 @@ from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.mirror import Mirror
-from scheduler_shim.own_tree import MirroredTree, ThinTree, question
+from scheduler_shim.own_tree import MirroredTree, question
 from scheduler_shim.pools import PageAllocator
 from scheduler_shim.republish import Republisher
 from scheduler_shim.request import Phase, Request
 from scheduler_shim.spans import SpanTable
+from scheduler_shim.thin_tree import ThinTree
 from tests.storm.world import GARBAGE, PAGE_BYTES, Violation, World
 from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.sync import WordTable

@@ -21,6 +21,7 @@ _SKIPPED = {
     ".mypy_cache",
     ".pytest_cache",
     ".ruff_cache",
+    ".sglang",
     ".venv",
     "__pycache__",
     "build",

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from transfer.ipc.cuda_driver import CudaError, Driver, describe
+from transfer.ipc.cuda_driver import CudaError, Driver, describe, failure
 
 BATCH_SINCE = 12_080
 """CUDA version whose form of the call is asked for; later drivers keep it."""
@@ -88,7 +88,7 @@ def batch_copy(driver: Driver, address: int) -> CopyRanges:
         if status:
             named = driver.api.CUresult(status)
             where = f"{describe(driver.api, named)}; range {failed.value} of {len(sizes)}"
-            raise CudaError("cuMemcpyBatchAsync", named.name, where)
+            raise failure("cuMemcpyBatchAsync", named.name, where)
 
     return copy
 

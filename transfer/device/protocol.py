@@ -7,7 +7,7 @@ and, on a GPU, cuda. The engine decides when and what, a device only how.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from directory.core.errors import TransferError
+from directory.core.errors import TransferError, TreecoredError
 from transfer.ipc.memory import Mapping
 from transfer.plan import MemoryKey, RangeBatch
 
@@ -23,10 +23,12 @@ class UnknownMemory(TransferError):
     """A batch names a memory that is not attached, or ranges beyond its end."""
 
 
-class DeviceLost(TransferError):
+class DeviceLost(TreecoredError):
     """The device can no longer say what it has done: only another process can go on.
 
     Raised by any method. Copies in flight may still touch their pages until this process is dead.
+    It is no `TransferError`, because it is not one copy's or one pool's: whoever goes on after
+    those must not go on after this.
     """
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from directory.core.errors import ImportFailed, TransferError
+from transfer.device.protocol import DeviceLost
 
 HANDLE_BYTES = 64
 """Size of the driver's IPC handles, of memory and of events alike (CU_IPC_HANDLE_SIZE)."""
@@ -34,6 +35,25 @@ class CudaError(TransferError):
     def __init__(self, function: str, status: str, description: str) -> None:
         super().__init__(f"{function}: {status} ({description})")
         self.status = status
+
+
+STICKY = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT", "CONTAINED", "CONTEXT_IS_DESTROYED", "DEINITIALIZED", "ECC_UNCORRECTABLE",
+        "EXTERNAL_DEVICE", "HARDWARE_STACK_ERROR", "ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS", "NVLINK_UNCORRECTABLE", "TENSOR_MEMORY_LEAK",
+    )
+)  # fmt: skip
+"""Statuses after which every call of the context fails: the driver's documentation says of each
+that the process must be ended and started anew."""
+
+
+def failure(function: str, status: str, description: str) -> CudaError | DeviceLost:
+    """The error of a call that did not succeed: `DeviceLost` if no call ever will again."""
+    error = CudaError(function, status, description)
+    return DeviceLost(f"the CUDA context is broken: {error}") if status in STICKY else error
 
 
 class DriverCalls(Protocol):
@@ -151,10 +171,10 @@ def visible_devices(api: ModuleType) -> dict[str, int]:
 
 
 def checked(api: ModuleType, function: str, *arguments: Any) -> Any:
-    """Call a function of the bindings and raise `CudaError` unless it succeeded."""
+    """Call a function of the bindings; raises `CudaError`, or `DeviceLost`, unless it succeeds."""
     status, *results = getattr(api, function)(*arguments)
     if int(status) != SUCCESS:
-        raise CudaError(function, status.name, describe(api, status))
+        raise failure(function, status.name, describe(api, status))
     if not results:
         return None
     return results[0] if len(results) == 1 else tuple(results)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from directory.core.errors import ImportFailed, TransferError
+from directory.core.ids import LANDINGS
 from transfer.ipc.cuda_driver import HANDLE_BYTES, CudaError, Driver, fill_struct, raw_bytes
 from transfer.ipc.sync import (
     EVENT_SYNC,
@@ -28,6 +29,7 @@ behind learns of a value only when a later one is reached. Late, never early."""
 OPEN_INDEX = TIMELINES
 """Counter behind the timelines: 1 while the owner holds its events, 2 once it has let go."""
 HOLDS, GONE = 1, 2
+assert OPEN_INDEX < LANDINGS, "a mover writes landing counters only"
 EVENT_FLAGS = 2 | 4  # CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS
 
 

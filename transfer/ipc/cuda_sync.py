@@ -6,7 +6,6 @@ when it gets there (`CudaTimelines`), or its thread waits for the stream and wri
 watchdog of this process: no device may be left waiting for another process that can die.
 """
 
-import heapq
 import mmap
 import threading
 import time
@@ -20,6 +19,8 @@ HOST_REGISTER_DEVICEMAP = 2
 WRITE_AFTER_EVERYTHING = 0
 """cuStreamWriteValue's default: what the stream did before is visible before the value is."""
 WAIT_GREATER_OR_EQUAL = 0
+RELEASE_AGAIN_S = 0.001
+LOST_KEPT_MAX = 4_096
 
 
 class ProducerTimelines(Protocol):
@@ -63,9 +64,21 @@ class RegisteredTable:
 class CudaTimelines:
     """The streams themselves write the counters. The fast way, and the default."""
 
-    def __init__(self, driver: DriverCalls, table: TimelineTable) -> None:
+    def __init__(
+        self,
+        driver: DriverCalls,
+        table: TimelineTable,
+        registered: RegisteredTable | None = None,
+    ) -> None:
+        """`registered`: the table, where somebody else has registered it and will close that."""
         self._driver = driver
-        self._registered = RegisteredTable(driver, table)
+        self._own = registered is None
+        self._registered = registered or RegisteredTable(driver, table)
+
+    @property
+    def registered(self) -> RegisteredTable:
+        """The table as the GPU reaches it, for others that need it, too: it is registered once."""
+        return self._registered
 
     def signal(self, stream: int, index: int, value: int) -> None:
         """Queue the write; returns at once."""
@@ -73,8 +86,9 @@ class CudaTimelines:
         self._driver.call("cuStreamWriteValue64", stream, address, value, WRITE_AFTER_EVERYTHING)
 
     def close(self) -> None:
-        """Unregister the table. Repeatable."""
-        self._registered.close()
+        """Unregister the table, if that was done here. Repeatable."""
+        if self._own:
+            self._registered.close()
 
 
 class HostTimelines:
@@ -98,17 +112,26 @@ class StreamWaiter:
 
     Each wait has a deadline at which the watchdog writes the value itself: the stream goes on, and
     `lost` says that what it waited for has not come. The data is then whatever lies there, so the
-    owner has to end what depended on it.
+    owner has to end what depended on it. A counter serves one load at a time, so one wait over its
+    deadline loses all that wait on the counter.
     """
 
-    def __init__(self, driver: DriverCalls, table: TimelineTable) -> None:
+    def __init__(
+        self,
+        driver: DriverCalls,
+        table: TimelineTable,
+        registered: RegisteredTable | None = None,
+    ) -> None:
+        """`registered`: the table, where somebody else has registered it and will close that."""
         self._driver = driver
         self._table = table
-        self._registered = RegisteredTable(driver, table)
+        self._own = registered is None
+        self._registered = registered or RegisteredTable(driver, table)
         self._guard = threading.Condition()
         # Everything below is touched under the guard only.
-        self._waits: list[tuple[float, int, int]] = []  # (deadline, index, value), a heap
-        self._lost: set[tuple[int, int]] = set()
+        self._waits: dict[int, list[tuple[float, int]]] = {}  # (deadline, value) by counter
+        self._released: dict[int, int] = {}  # what streams were let go with, until `answered`
+        self._lost: dict[tuple[int, int], None] = {}
         self._closing = False
         self._watchdog = threading.Thread(target=self._watch, name="stream-watchdog", daemon=True)
         self._watchdog.start()
@@ -118,37 +141,71 @@ class StreamWaiter:
         address = self._registered.address(index)
         with self._guard:
             # Guarded before it is queued: there is no moment at which nobody can release it.
-            heapq.heappush(self._waits, (time.monotonic() + deadline_s, index, value))
+            waits = self._waits.setdefault(index, [])
+            waits.append((time.monotonic() + deadline_s, value))
             self._guard.notify()
         self._driver.call("cuStreamWaitValue64", stream, address, value, WAIT_GREATER_OR_EQUAL)
 
+    def answered(self, index: int, value: int, *, landed: bool) -> None:
+        """The load on a counter has ended: nobody else writes the counter any more.
+
+        It is brought to `value`, its last; where the load was lost, so are all waits for it.
+        """
+        with self._guard:
+            if not landed:
+                self._let_go(index, value)
+            elif self._table.read(index) < value:
+                self._table.write(index, value)
+            self._waits.pop(index, None)
+            self._released.pop(index, None)
+
     def lost(self, index: int, value: int) -> bool:
-        """Whether the watchdog had to release the wait for this value."""
+        """Whether the wait for this value ended without what it waited for."""
         with self._guard:
             return (index, value) in self._lost
 
     def close(self) -> None:
-        """Release every stream that still waits, and unregister the table. Repeatable."""
+        """Release every stream that still waits, and unregister the table. Repeatable.
+
+        Only once no mover has the pool: it could still lower what is written here.
+        """
         with self._guard:
             self._closing = True
             self._guard.notify()
         self._watchdog.join()
-        self._registered.close()
+        if self._own:
+            self._registered.close()
 
     def _watch(self) -> None:
         with self._guard:
-            while self._waits or not self._closing:
+            while not self._closing:
                 now = time.monotonic()
-                while self._waits and (self._waits[0][0] <= now or self._closing):
-                    _, index, value = heapq.heappop(self._waits)
-                    self._release(index, value)
-                if self._closing:
-                    continue
-                self._guard.wait(self._waits[0][0] - now if self._waits else None)
+                for index, waits in list(self._waits.items()):
+                    # What has come needs no guard any more.
+                    stands = self._table.read(index)
+                    waits[:] = [wait for wait in waits if wait[1] > stands]
+                    if not waits:
+                        del self._waits[index]
+                    elif min(waits)[0] <= now:
+                        self._let_go(index, max(value for _, value in waits))
+                for index, value in self._released.items():
+                    # The mover may have looked just before the release and stored just after it.
+                    if self._table.read(index) < value:
+                        self._table.write(index, value)
+                due = min((min(waits)[0] for waits in self._waits.values()), default=None)
+                pause = None if due is None else max(0.0, due - now)
+                self._guard.wait(RELEASE_AGAIN_S if self._released else pause)
+            for index, waits in list(self._waits.items()):
+                self._let_go(index, max(value for _, value in waits))
 
-    def _release(self, index: int, value: int) -> None:
-        # The mover may write the same value at the same moment, which changes nothing: the wait
-        # counts as lost all the same, and a lost load is never used.
-        if self._table.read(index) < value:
-            self._lost.add((index, value))
+    def _let_go(self, index: int, value: int) -> None:
+        """Release whoever waits for a counter, and remember that nothing has come."""
+        stands = self._table.read(index)
+        for _, waited in self._waits.pop(index, ()):
+            if waited > stands:
+                self._lost[index, waited] = None
+        while len(self._lost) > LOST_KEPT_MAX:
+            del self._lost[next(iter(self._lost))]
+        if stands < value:
             self._table.write(index, value)
+            self._released[index] = max(value, self._released.get(index, 0))

@@ -190,11 +190,17 @@ class SharedMemoryIPC:
             )
         return self.import_fd(fds[0], handle.nbytes)
 
-    def import_fd(self, fd: int, nbytes_min: int) -> SharedMapping:
-        """Map a whole memfd of at least `nbytes_min` bytes; raises `ImportFailed`."""
+    def import_fd(self, fd: int, nbytes_min: int, *, sealed: bool = True) -> SharedMapping:
+        """Map a whole memfd of at least `nbytes_min` bytes; raises `ImportFailed`.
+
+        `sealed` False is for memory of a process that is trusted never to shrink it: files cannot
+        be sealed.
+        """
         try:
             status = os.fstat(fd)
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS) if stat.S_ISREG(status.st_mode) else 0
+            seals = SEALS if not sealed else 0
+            if sealed and stat.S_ISREG(status.st_mode):
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except OSError as error:
             raise ImportFailed(f"the descriptor is not a memfd: {error}") from error
         if not seals & fcntl.F_SEAL_SHRINK or not seals & fcntl.F_SEAL_GROW:

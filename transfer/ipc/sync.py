@@ -16,7 +16,7 @@ import msgspec
 
 from directory.core.actions import Fence
 from directory.core.errors import ImportFailed, TransferError
-from directory.core.ids import CURRENT, POOL_WORD, PoolId
+from directory.core.ids import CURRENT, LANDINGS, POOL_WORD, PoolId
 from transfer.fence import pending
 from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
 
@@ -121,14 +121,24 @@ class CounterTable:
 
 
 class TimelineTable(CounterTable):
-    """A pool's timelines: index FORWARD and CURRENT, written by the scheduler only."""
+    """A pool's timelines: index FORWARD and CURRENT, written by the scheduler only.
+
+    From LANDINGS on: landing counters. While a load that names one is under way the mover alone
+    writes it, before and afterwards its owner. An owner that will not wait for the load may take
+    it over: the mover looks before each store, and gives the load up.
+    """
 
     what = "timeline"
 
     @classmethod
-    def create(cls, ipc: SharedMemoryIPC, name: str, count: int = TIMELINES) -> Self:
-        """Make the timelines of a pool, all at 0."""
-        return super().create(ipc, name, count)
+    def create(
+        cls, ipc: SharedMemoryIPC, name: str, count: int = TIMELINES, *, landings: int = 0
+    ) -> Self:
+        """Make the timelines of a pool, all at 0; at least `count`, and so many landing counters.
+
+        `landings`: as many loads may land layer by layer at the same time.
+        """
+        return super().create(ipc, name, max(count, LANDINGS + landings if landings else 0))
 
     def write(self, index: int, value: int) -> None:
         """Let a timeline reach a value; everything that the writer wrote before is visible."""

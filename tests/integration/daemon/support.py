@@ -59,7 +59,8 @@ class DaemonProcess:
         ready_in, ready_out = os.pipe()
         command = [*(program or (sys.executable, "-m", "directory.cli.main", "serve"))]
         command += ["--runtime-dir", str(runtime_dir), "--host-tier", "4MiB", "--segment", "1MiB"]
-        command += ["--ready-fd", str(ready_out), *flags]
+        # Nothing is to stay behind in shared memory; tests of that say so in their own flags.
+        command += ["--no-host-keep", "--ready-fd", str(ready_out), *flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TREECORED_")}
         try:
             with self.stderr_path.open("ab") as stderr:
@@ -131,7 +132,7 @@ class Pool:
             self.ipc.create(f"pool-{n}", nbytes)
             for n, nbytes in enumerate(self.layout.allocation_bytes)
         ]
-        self.timelines = TimelineTable.create(self.ipc, "timelines")
+        self.timelines = TimelineTable.create(self.ipc, "timelines", landings=2)
         self.words = WordTable.create(self.ipc, "words", page_count + 1)
 
     @property
@@ -233,8 +234,9 @@ class RawClient:
         page_count: int = 64,
         world_size: int = 1,
         rank: int = 0,
+        layers: int = 2,
     ) -> None:
-        self.pool_memory = Pool(page_count)
+        self.pool_memory = Pool(page_count, layers)
         self.session = SessionClient(runtime_dir)
         welcome = self.session.hello()
         assert isinstance(welcome, Welcome), welcome

@@ -4,19 +4,23 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from directory.core.actions import Counters
+from directory.core.actions import Counters, Matched, Restored
 from directory.core.errors import InstanceLive, TreecoredError
-from directory.core.events import Mode, Stats
-from directory.core.tokens import pack_tokens
+from directory.core.events import Insert, Match, Mode, Restore, Stats
+from directory.core.namespace import NamespaceKey
+from directory.core.tokens import pack_pages, pack_tokens
 from directory.protocol.messages import AdminCheck, AdminReport
-from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.renamed import RenamedPool
 from scheduler_shim.session import DaemonAbsent
 from scheduler_shim.worker_messages import Finished
 from tests.integration.daemon.support import DaemonProcess, SessionClient
@@ -31,11 +35,25 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
         yield process
 
 
+def blocks(*numbers: int) -> bytes:
+    """Tokens of whole pages."""
+    return pack_tokens([number for number in numbers for _ in range(PAGE_SIZE)])
+
+
 class Node:
     """A scheduler in this process; closed with its pool."""
 
-    def __init__(self, daemon: DaemonProcess, instance: str, mode: Mode, pages: int = 32) -> None:
-        self.pool = SharedPool(page_size=PAGE_SIZE, page_count=pages, bytes_per_token=256)
+    def __init__(
+        self,
+        daemon: DaemonProcess,
+        instance: str,
+        mode: Mode,
+        pages: int = 32,
+        *,
+        named: bool = False,
+    ) -> None:
+        kind = RenamedPool if named else SharedPool
+        self.pool = kind(page_size=PAGE_SIZE, page_count=pages, bytes_per_token=256)
         try:
             self.client = DaemonClient.connect(
                 daemon.runtime_dir, self.pool, instance=instance, mode=mode, deadlines=QUICK
@@ -47,9 +65,8 @@ class Node:
             self.pool, self.client, instance=instance, thin=mode == "thin"
         )
 
-    def serve(self, number: int, *blocks: int) -> Finished:
-        tokens = pack_tokens([b for b in blocks for _ in range(PAGE_SIZE)])
-        self.scheduler.submit(number, tokens)
+    def serve(self, number: int, *numbers: int) -> Finished:
+        self.scheduler.submit(number, blocks(*numbers))
         give_up = time.monotonic() + 30
         while time.monotonic() < give_up:
             for record in self.scheduler.tick():
@@ -67,12 +84,16 @@ class Node:
         self.pool.close()
 
 
+@pytest.mark.parametrize(
+    "named", [(False, False), (True, False), (False, True), (True, True)], ids=str
+)
 @pytest.mark.parametrize("second", ["mirrored", "thin"])
 @pytest.mark.parametrize("first", ["mirrored", "thin"])
 def test_pages_travel_between_the_pools_of_two_schedulers(
-    daemon: DaemonProcess, first: Mode, second: Mode
+    daemon: DaemonProcess, first: Mode, second: Mode, named: tuple[bool, bool]
 ) -> None:
-    left, right = Node(daemon, "left", first), Node(daemon, "right", second)
+    left = Node(daemon, "left", first, named=named[0])
+    right = Node(daemon, "right", second, named=named[1])
     left.serve(1, 1, 2, 3, 4)
     left.settle()
     record = right.serve(2, 1, 2, 3, 9)
@@ -86,9 +107,10 @@ def test_pages_travel_between_the_pools_of_two_schedulers(
         node.close()
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])
 @pytest.mark.parametrize("mode", ["mirrored", "thin"])
-def test_pages_come_back_from_the_host_tier(daemon: DaemonProcess, mode: Mode) -> None:
-    node = Node(daemon, "a", mode, pages=6)
+def test_pages_come_back_from_the_host_tier(daemon: DaemonProcess, mode: Mode, named: bool) -> None:
+    node = Node(daemon, "a", mode, pages=6, named=named)
     node.serve(1, 1, 2, 3)
     give_up = time.monotonic() + 20
     while time.monotonic() < give_up:
@@ -196,3 +218,57 @@ def test_without_a_daemon_there_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DaemonAbsent, match="no daemon listens at"):
         DaemonClient.connect(tmp_path, pool, instance="a", mode="mirrored")
     pool.close()
+
+
+class Liar(RenamedPool):
+    """A pool whose page table says anything, as a broken or hostile scheduler's may."""
+
+    def lie(self, page: int) -> None:
+        """Let every name stand for one number."""
+        for name in range(self.page_count):
+            self.page_table.write(name, page)
+
+
+@pytest.mark.parametrize("page", [32, (1 << 32) - 1])
+def test_a_hostile_page_table_changes_nothing_but_its_own_copies(
+    daemon: DaemonProcess, page: int
+) -> None:
+    with ExitStack() as stack:
+        left, right, liar = (
+            Node(daemon, name, "mirrored", named=name == "liar")
+            for name in ("left", "right", "liar")
+        )
+        for node in (left, right, liar):
+            stack.callback(node.close)
+        left.serve(1, 1, 2, 3)
+        left.settle()
+        assert isinstance(liar.pool, RenamedPool)
+        for name in range(liar.pool.page_count):
+            liar.pool.page_table.write(name, page)
+        written = liar.pool.advance()
+        liar.client.report(
+            Insert("r", 0, NamespaceKey(), blocks(7, 8), pack_pages([0, 1]), 1, 0, written)
+        )
+        liar.settle()
+        matched = liar.client.call(Match("q", 0, NamespaceKey(), blocks(1, 2, 3)), 10_000)
+        assert isinstance(matched, Matched)
+        assert matched.restorable_pages == 3
+        targets = pack_pages([4, 5, 6])
+        restore = Restore("q", 0, matched.receipt, 0, targets, liar.pool.now())
+        lost = liar.client.call(restore, 10_000)
+        assert isinstance(lost, Restored)
+        assert not lost.landed
+        record = right.serve(2, 1, 2, 3, 9)
+        assert (record.peer_pages + record.host_pages, record.wrong) == (3, 0)
+        assert right.serve(3, 7, 8, 9).own_pages == 0, "what nobody could read is nobody's hit"
+        for node in (left, right):
+            reply = node.client.call(Stats(check=True), 10_000)
+            assert isinstance(reply, Counters)
+            assert reply.violations == ()
+            assert node.scheduler.check() == []
+        with SessionClient(daemon.runtime_dir) as admin:
+            admin.hello()
+            report = admin.call(AdminCheck())
+        assert isinstance(report, AdminReport)
+        assert report.counters["daemon_copies_failed"] >= 2, "a backup and a restore of the liar's"
+        assert report.counters["daemon_movers_started"] == 1, "its mover goes on"

@@ -9,7 +9,8 @@ import pytest
 from directory.core.actions import Counters
 from directory.core.events import Mode, Stats
 from directory.core.tokens import pack_tokens
-from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler

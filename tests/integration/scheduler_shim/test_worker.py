@@ -110,12 +110,13 @@ def workers() -> Iterator[list[WorkerProcess]]:
         worker.close()
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])
 def test_workers_share_what_they_have_computed(
-    daemon: DaemonProcess, workers: list[WorkerProcess]
+    daemon: DaemonProcess, workers: list[WorkerProcess], named: bool
 ) -> None:
     left, right = workers
-    assert left.configure("left", daemon.runtime_dir).ok
-    assert right.configure("right", daemon.runtime_dir, mode="thin").ok
+    assert left.configure("left", daemon.runtime_dir, named=named).ok
+    assert right.configure("right", daemon.runtime_dir, mode="thin", named=named).ok
     left.serve(1, 1, 2, 3, 4)
     assert left.summary().violations == ()  # a round trip: the daemon has heard of the insert
     record = right.serve(2, 1, 2, 3, 5)

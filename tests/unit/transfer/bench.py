@@ -1,5 +1,7 @@
 """An engine with everything around it, for tests that turn the clock and the device by hand."""
 
+from collections.abc import Collection
+
 from directory.core.actions import SubmitCopy
 from tests.unit.transfer.support import OwnedPool, slot, small_layout, small_tier
 from transfer.device.fake import FakeDevice
@@ -9,16 +11,26 @@ FENCE_DEADLINE_US = 1_000
 
 
 class Bench:
-    """Two pools (1 and 2), a tier, a fake device and a clock that the test turns."""
+    """Two pools (1 and 2), a tier, a fake device and a clock that the test turns.
 
-    def __init__(self, limits: EngineLimits) -> None:
+    `named`: pools whose page lists are names; no name stands for a page yet.
+    """
+
+    def __init__(
+        self, limits: EngineLimits, *, named: Collection[int] = (), engine: type[Engine] = Engine
+    ) -> None:
         self.now_us = 1
         self.device = FakeDevice()
-        self.engine = Engine(self.device, lambda: self.now_us, limits)
+        self.engine = engine(self.device, lambda: self.now_us, limits)
         self.layout = small_layout()
-        self.pools = {number: OwnedPool(self.layout) for number in (1, 2)}
+        self.pools = {
+            number: OwnedPool(self.layout, page_table=number in named) for number in (1, 2)
+        }
         for number, pool in self.pools.items():
             pool.fill(number)
+            if number in named:
+                for name in range(self.layout.page_count):
+                    pool.name(name, self.layout.page_count)
             self.engine.add_pool(pool.import_as(number))
         self.tier = small_tier(self.layout)
         self.engine.open_tier(self.tier)

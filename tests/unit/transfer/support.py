@@ -8,6 +8,7 @@ from directory.core.actions import CopyKind, CopyPart, Fence, SubmitCopy, Word
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
 from transfer.ipc.memory import MemoryHandle, SharedMapping, SharedMemoryIPC
+from transfer.ipc.page_table import PageTable
 from transfer.ipc.sync import TimelineTable, WordTable
 from transfer.layout import PoolLayout, mha_layer_first
 
@@ -58,15 +59,25 @@ def page_pattern(seed: int, nbytes: int) -> bytes:
 class OwnedPool:
     """A pool as its scheduler has it: memory, timelines and words of its own."""
 
-    def __init__(self, layout: PoolLayout, *, word_count: int = 16) -> None:
+    def __init__(
+        self,
+        layout: PoolLayout,
+        *,
+        word_count: int = 16,
+        landings: int = 0,
+        page_table: bool = False,
+    ) -> None:
         self.ipc = SharedMemoryIPC()
         self.layout = layout
         self.allocations: list[SharedMapping] = [
             self.ipc.create(f"pool-{number}", nbytes)
             for number, nbytes in enumerate(layout.allocation_bytes)
         ]
-        self.timelines = TimelineTable.create(self.ipc, "timelines")
+        self.timelines = TimelineTable.create(self.ipc, "timelines", landings=landings)
         self.words = WordTable.create(self.ipc, "words", word_count)
+        self.page_table: PageTable | None = None
+        if page_table:
+            self.page_table = PageTable.create(self.ipc, "pages", layout.page_count)
 
     @property
     def handles(self) -> tuple[MemoryHandle, ...]:
@@ -76,7 +87,15 @@ class OwnedPool:
     @property
     def fds(self) -> list[int]:
         """The descriptors to send, in the order of an import message."""
-        return [*(m.fd for m in self.allocations), self.timelines.fd, self.words.fd]
+        tables = [self.timelines.fd, self.words.fd]
+        if self.page_table is not None:
+            tables.append(self.page_table.fd)
+        return [*(m.fd for m in self.allocations), *tables]
+
+    def name(self, name: int, page: int) -> None:
+        """Let a name stand for a page."""
+        assert self.page_table is not None
+        self.page_table.write(name, page)
 
     def write_page(self, page: int, content: bytes) -> None:
         """Fill a page, given as a host page."""
@@ -107,12 +126,22 @@ class OwnedPool:
     def import_as(self, pool: int) -> ImportedPool:
         """Import it into this process a second time, as a mover would."""
         ipc = SharedMemoryIPC()
-        return ImportedPool.open(pool, self.layout, self.handles, self.fds, memory=ipc, tables=ipc)
+        return ImportedPool.open(
+            pool,
+            self.layout,
+            self.handles,
+            self.fds,
+            memory=ipc,
+            tables=ipc,
+            page_table=self.page_table is not None,
+        )
 
     def close(self) -> None:
         """Give everything back."""
         self.timelines.close()
         self.words.close()
+        if self.page_table is not None:
+            self.page_table.close()
         for mapping in self.allocations:
             self.ipc.close(mapping)
 

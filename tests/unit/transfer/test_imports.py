@@ -28,6 +28,7 @@ def open_pool(
     handles: tuple[MemoryHandle, ...] | None = None,
     fds: list[int] | None = None,
     pool: int = 1,
+    page_table: bool = False,
 ) -> ImportedPool:
     """Open it with something changed; a refusal must leave nothing mapped and nothing open."""
     ipc = SharedMemoryIPC()
@@ -40,6 +41,7 @@ def open_pool(
             owned.fds if fds is None else fds,
             memory=ipc,
             tables=ipc,
+            page_table=page_table,
         )
     except TransferError:
         assert ipc.open_count == 0
@@ -109,3 +111,35 @@ def test_a_failure_at_the_last_table_undoes_all_before_it(owned: OwnedPool) -> N
 def test_only_pools_can_be_imported(owned: OwnedPool) -> None:
     with pytest.raises(ImportFailed, match="-1 is not the id of a pool"):
         open_pool(owned, pool=-1)
+
+
+def test_a_page_table_is_the_last_descriptor_and_closes_with_its_pool() -> None:
+    owned = OwnedPool(small_layout(), page_table=True)
+    owned.name(3, 7)
+    before = open_fd_count()
+    imported = open_pool(owned, page_table=True)
+    assert imported.page_table is not None
+    assert (len(imported.page_table), imported.page_table.read(3)) == (owned.layout.page_count, 7)
+    owned.words.bump(3)
+    owned.timelines.write(1, 6)
+    assert (imported.words.read(3), imported.timelines.read(1)) == (1, 6), "not taken for it"
+    assert imported.close() == ""
+    assert open_fd_count() == before
+    owned.close()
+
+
+def test_a_page_table_that_was_announced_has_to_come_and_none_else(owned: OwnedPool) -> None:
+    with pytest.raises(ImportFailed, match="6 descriptors for 4 allocations and 3 tables"):
+        open_pool(owned, page_table=True)
+    named = OwnedPool(small_layout(), page_table=True)
+    with pytest.raises(ImportFailed, match="7 descriptors for 4 allocations and 2 tables"):
+        open_pool(named)
+    named.close()
+
+
+def test_a_page_table_without_an_entry_for_each_page_undoes_the_import(owned: OwnedPool) -> None:
+    ipc = SharedMemoryIPC()
+    short = ipc.create("pages", 4 * (owned.layout.page_count - 1))
+    with pytest.raises(ImportFailed, match=r"page table: .* were announced"):
+        open_pool(owned, fds=[*owned.fds, short.fd], page_table=True)
+    ipc.close(short)

@@ -1,6 +1,7 @@
 """The mover's loop in this process: what it answers, and that nothing ends it but the channel."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -76,7 +77,9 @@ class Client:
         return self.next()
 
     def import_pool(self, pool: int, owned: OwnedPool) -> Reply:
-        return self.ask(ImportPool(pool, owned.layout, owned.handles), owned.fds)
+        named = owned.page_table is not None
+        request = ImportPool(pool, owned.layout, owned.handles, page_table=named)
+        return self.ask(request, owned.fds)
 
     def close(self) -> None:
         self.channel.close()
@@ -138,7 +141,7 @@ def test_a_page_goes_from_a_pool_to_the_tier(client: Client, owned: OwnedPool) -
     [
         b"",
         b"\xc1",
-        os.urandom(64),
+        random.Random(64).randbytes(64),
         b"GET / HTTP/1.1\r\n\r\n",
         msgspec.msgpack.encode(["ping", "not a number"]),
         msgspec.msgpack.encode(["no such message"]),
@@ -305,3 +308,22 @@ def test_a_process_whose_parent_is_another_ends_itself() -> None:
     )
     child = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
     assert (child.returncode, child.stdout) == (1, b"")
+
+
+def test_named_pages_are_found_by_the_pools_table(client: Client) -> None:
+    named, plain = OwnedPool(small_layout(), page_table=True), OwnedPool(small_layout())
+    named.fill(1)
+    plain.fill(2)
+    named.name(3, 9)
+    assert client.import_pool(1, named) == Imported(1, True)
+    assert client.import_pool(2, plain) == Imported(2, True)
+    done = client.ask(copy(5, "peer_copy", part(1, [3], 2, [3])))
+    assert isinstance(done, CopyDone)
+    assert done.outcome == "ok"
+    assert plain.read_page(3) == named.pattern(1, 9)
+    named.name(3, 4)
+    client.ask(copy(6, "peer_copy", part(2, [5], 1, [3])))
+    assert named.read_page(4) == plain.pattern(2, 5)
+    assert named.read_page(9) == named.pattern(1, 9)
+    named.close()
+    plain.close()

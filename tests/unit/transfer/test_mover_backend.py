@@ -2,38 +2,67 @@
 
 import signal
 import socket
+from collections.abc import Sequence
 
 import pytest
 
 from directory.core.errors import ImportFailed
-from tests.unit.transfer.support import OwnedPool, small_layout
+from directory.core.events import CopyDone
+from tests.unit.transfer.support import OwnedPool, copy, part, small_layout
 from transfer import mover
 from transfer.device.fake import FakeDevice
-from transfer.device.protocol import Completion, DeviceLost
+from transfer.device.protocol import Completion, DeviceLost, Ticket
 from transfer.ipc.channel import FdChannel
+from transfer.ipc.memory import Mapping
 from transfer.ipc.sync import SyncHandle
-from transfer.messages import Imported, ImportPool, Ping, decode_reply, encode
+from transfer.messages import Imported, ImportPool, Ping, Rejected, decode_reply, encode
+from transfer.plan import MemoryKey, RangeBatch
+
+POISONED = "fake is lost: CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 class BrokenDevice(FakeDevice):
-    """A device whose context is poisoned."""
+    """A device whose context is poisoned; `when`: which call finds that out."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
 
     def poll(self) -> list[Completion]:
-        """Never again."""
-        raise DeviceLost("fake is lost: CUDA_ERROR_ILLEGAL_ADDRESS")
+        """What was submitted."""
+        if self.when == "poll":
+            raise DeviceLost(POISONED)
+        return super().poll()
+
+    def submit(self, batches: Sequence[RangeBatch], *, urgent: bool = False) -> Ticket:
+        """Take a copy."""
+        if self.when == "submit":
+            raise DeviceLost(POISONED)
+        return super().submit(batches, urgent=urgent)
+
+    def attach(self, key: MemoryKey, mapping: Mapping) -> None:
+        """Take a memory."""
+        if self.when == "attach":
+            raise DeviceLost(POISONED)
+        super().attach(key, mapping)
 
 
+@pytest.mark.parametrize("when", ["poll", "submit", "attach"])
 def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     ended: list[int] = []
-    backend = mover.Backend(BrokenDevice(), {}, {})
+    backend = mover.Backend(BrokenDevice(when), {}, {})
     monkeypatch.setattr(mover, "make_device", lambda *_, **__: backend)
     monkeypatch.setattr(mover, "die_with_parent", lambda _: None)
     monkeypatch.setattr(mover, "leave_at_once", ended.append)
     before = signal.getsignal(signal.SIGINT)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     client = FdChannel(ours)
+    owned = OwnedPool(small_layout())
+    for number in (1, 2):
+        client.send(encode(ImportPool(number, owned.layout, owned.handles)), owned.fds)
+    client.send(encode(copy(1, "peer_copy", part(1, [0], 2, [3]))))
     client.send(encode(Ping(1)))
     try:
         status = mover.main(["--fd", str(theirs.detach()), "--parent", "1"])
@@ -42,7 +71,10 @@ def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
     assert status == mover.EXIT_DEVICE_LOST
     assert ended == [mover.EXIT_DEVICE_LOST]
     assert "ILLEGAL_ADDRESS" in caplog.text
+    replies = [decode_reply(payload) for payload, _ in client.receive()]
+    assert not any(isinstance(reply, CopyDone | Rejected) for reply in replies), "nothing is said"
     client.close()
+    owned.close()
 
 
 def test_a_sync_that_the_mover_does_not_know_is_refused() -> None:

@@ -33,6 +33,7 @@ from tests.unit.directory.core.world import KEY, Scheduler, World
 
 # Codes that belong to the parts around the core; their own tests reach them.
 ELSEWHERE = {
+    "answer_gone",
     "not_authorised",
     "out_of_order",
     "stale_epoch",
@@ -134,6 +135,17 @@ def ranks(world: World) -> None:
     second.ask(Evict(2))
 
 
+def a_kept_tier() -> None:
+    """A host tier with a journal that is compacted at once."""
+    world = World()
+    world.directory = Directory(host_bytes=1 << 12, segment_bytes=1 << 12, journal=1)
+    a = Scheduler(world, "a")
+    a.publish([1, 2])
+    world.finish_all()
+    a.publish([1, 3])
+    world.finish_all()
+
+
 def crowd(world: World) -> None:
     """More pools than the limit."""
     for number in range(3):
@@ -170,6 +182,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     monkeypatch.setattr("directory.core.limits.POOLS_MAX", 2)
     for scenario in (life_of_a_page, deaths, leased_through_a_flush, mistakes, ranks, crowd):
         scenario(World())
+    monkeypatch.setattr("directory.core.limits.JOURNAL_COMPACT_BYTES_MIN", 1)
+    a_kept_tier()
     return found
 
 

@@ -255,3 +255,13 @@ def test_what_a_client_chooses_the_size_of_is_counted_until_every_rank_has_sent_
     assert (log._nbytes, len(log)) == (0, 0)
     assert log.reply(1, Done()) == [], "nobody waits for what is over"
     assert log.arrive(1, 3, bodies[2]) is Turn.OVER
+
+
+def test_what_only_a_rank_that_is_gone_still_waited_for_is_forgotten() -> None:
+    log = GroupLog(2)
+    restore = Restore("r", 0, 1, 0, pack_pages([0]), (0, 0))
+    assert [log.arrive(member, 1, restore) for member in (5, 6)] == [Turn.FIRST, Turn.LATER]
+    log.leave(5)
+    assert (len(log), log.violations()) == (1, [])
+    log.leave(6)
+    assert (len(log), log.violations()) == (0, [])

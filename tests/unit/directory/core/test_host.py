@@ -30,7 +30,7 @@ def test_segments_are_given_to_page_sizes_on_first_need() -> None:
     assert slots.reserve(100, 1) is not None
     assert slots.reserve(10, 10) is not None
     assert slots.page_sizes == [10, 100]
-    assert slots.page_bytes_of == [100, 10]
+    assert slots.page_bytes_of == {0: 100, 1: 10}
     assert slots.reserve(100, 1) is None
     assert not slots.could_hold(100, 2)
     assert slots.could_hold(10, 10)
@@ -60,3 +60,24 @@ def test_sizes_that_make_no_tier_are_refused(total: int, segment: int) -> None:
 def test_too_many_segments_are_refused_with_the_cure() -> None:
     with pytest.raises(ValueError, match="choose larger segments"):
         HostSlots(limits.SEGMENTS_MAX + 1, 1)
+
+
+def test_adopted_segments_keep_their_page_size_and_have_the_rest_free() -> None:
+    slots = HostSlots(total_bytes=250, segment_bytes=100)
+    slots.adopt(1, 25, [(1 << 16) + 1, (1 << 16) + 3])
+    assert slots.page_bytes_of == {1: 25}
+    assert slots.free_slots(25) == [(1 << 16) + 2, 1 << 16]
+    assert slots.could_hold(25, 10)
+    assert not slots.could_hold(25, 11)
+    assert slots.could_hold(100, 1)
+    assert not slots.could_hold(100, 2)
+    assert slots.reserve(25, 8) is not None
+    assert slots.page_bytes_of == {1: 25, 0: 25, 2: 25}
+
+
+def test_a_short_last_segment_that_is_adopted_is_no_spare_one() -> None:
+    slots = HostSlots(total_bytes=250, segment_bytes=100)
+    slots.adopt(2, 25, [])
+    assert slots.capacity(25) == 2
+    assert slots.could_hold(100, 2)
+    assert not slots.could_hold(100, 3)

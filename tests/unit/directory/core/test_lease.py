@@ -6,7 +6,7 @@ import pytest
 
 from directory.core import limits
 from directory.core.actions import Done, Locked, Matched, Refused
-from directory.core.events import Live, Lock, Match, Unlock
+from directory.core.events import Evicted, Live, Lock, Match, Unlock
 from tests.unit.directory.core.world import KEY, Scheduler, World
 
 
@@ -154,3 +154,55 @@ def test_another_attempt_of_a_living_request_is_not_alive() -> None:
     answer = a.ask(Live((("r", 2),)))
     assert isinstance(answer, Done)
     assert len(world.directory.leases) == 0
+
+
+def test_a_list_in_parts_lets_leases_fall_with_its_last_part() -> None:
+    world = World()
+    a, b = Scheduler(world, "a", "mirrored"), Scheduler(world, "b")
+    b.publish([1, 2])
+    receipts = {name: leased(a, name, [1, 2]) for name in ("one", "two", "lost", "released")}
+    assert a.ask(Live((("one", 1),), last=False)) is None
+    assert len(world.directory.leases) == 4
+    late = leased(a, "later than the list", [1, 2])
+    assert a.ask(Live((("unknown", 7),), first=False, last=False)) is None
+    a.unlock(receipts["released"])
+    assert len(world.directory.leases) == 4
+    assert a.ask(Live((("two", 1),), first=False)) is None
+    held = {lease.id for lease in world.directory.leases}
+    assert held == {receipts["one"], receipts["two"], late}
+    assert world.directory.check() == []
+
+
+def test_a_list_begins_anew_where_the_one_before_was_not_ended() -> None:
+    world = World()
+    a, b = Scheduler(world, "a", "mirrored"), Scheduler(world, "b")
+    b.publish([1, 2])
+    leased(a, "first", [1, 2])
+    kept = leased(a, "second", [1, 2])
+    a.ask(Live((("first", 1),), last=False))
+    a.ask(Live((("second", 1),)))
+    assert [lease.id for lease in world.directory.leases] == [kept]
+
+
+def test_a_list_that_goes_on_without_having_begun_is_refused() -> None:
+    world = World()
+    a = Scheduler(world, "a")
+    a.publish([1, 2])
+    leased(a, "r", [1, 2])
+    assert code(a.ask(Live((), first=False))) == "bad_message"
+    assert isinstance(a.ask(Live((("r", 1),))), Done)
+    assert code(a.ask(Live((), first=False))) == "bad_message", "it has ended"
+    assert len(world.directory.leases) == 1
+
+
+def test_too_long_a_list_or_report_is_refused_by_the_core_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "LIVE_REQUESTS_MAX", 1)
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 1)
+    a = Scheduler(World(), "a", "mirrored")
+    a.publish([1, 2])
+    assert code(a.ask(Live((("r", 1), ("s", 1))))) == "too_large"
+    assert code(a.ask(Evicted(((1, 1, 1), (1, 0, 1)), ((1, 1),)))) == "too_large"
+    assert code(a.ask(Evicted(((1, 1, 1),), ((1, 1), (2, 1))))) == "too_large"
+    assert len(a.state.owned) == 2

@@ -56,7 +56,8 @@ def test_schedulers_share_nothing_when_any_part_of_the_fingerprint_differs_f1() 
             "model": "n", "revision": "", "weight_dtype": "fp8", "quantisation": "awq",
             "kv_dtype": "fp8", "kv_scales": "s", "layer_count": 2, "layer_kind": "mla",
             "heads": 8, "head_dim": 128, "page_size": 2, "layout": "page_first", "tp_size": 2,
-            "pp_size": 2, "tp_rank": 1, "pp_rank": 1,
+            "pp_size": 2, "tp_rank": 1, "pp_rank": 1, "weights": "", "overrides": "{}",
+            "engine": "sglang 1",
         }.items()
     }  # fmt: skip
     assert others.keys() == set(Fingerprint.__struct_fields__)

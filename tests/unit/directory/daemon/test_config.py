@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from directory.daemon.config import ConfigError, Settings, default_runtime_dir, load_settings
+from directory.daemon.config import ConfigError, Settings, load_settings
+from directory.protocol.runtime_dir import default_runtime_dir
 
 GIB = 1024**3
 GPU = "GPU-12345678-9abc-def0-1234-56789abcdef0"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from directory.core.events import CopyDone, Event, MoverLost
@@ -161,14 +162,17 @@ def test_device_and_options_are_those_of_the_settings(rig: Rig) -> None:
     other.close()
 
 
-def test_a_pools_sync_is_told_to_every_mover(rig: Rig) -> None:
+def test_a_pools_sync_and_page_table_are_told_to_every_mover(rig: Rig) -> None:
     sync = SyncHandle("cuda-events", b"handles")
+    message = msgspec.structs.replace(REGISTRATION.message, page_table=True)
     rig.start_serving()
-    rig.movers.import_pool(1, Registration(REGISTRATION.message, LAYOUT, (), (), sync))
-    assert rig.mover.described == (LAYOUT, (), [], sync)
+    rig.movers.import_pool(1, Registration(message, LAYOUT, (), (), sync))
+    assert rig.mover.described == (LAYOUT, (), [], sync, True)
     rig.die()
     rig.wait_for_successor()
-    assert rig.mover.described == (LAYOUT, (), [], sync)
+    assert rig.mover.described == (LAYOUT, (), [], sync, True)
+    rig.movers.import_pool(2, REGISTRATION)
+    assert rig.mover.described[-1] is False, "pages of this one are no names"
 
 
 def test_a_rejected_request_costs_the_mover(rig: Rig) -> None:

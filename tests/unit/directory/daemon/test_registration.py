@@ -101,3 +101,13 @@ def test_how_the_timelines_are_read_is_the_schedulers_choice(
     registration = Registration.read(message(sync=sync), os.pipe())
     assert registration.sync == wanted
     registration.close()
+
+
+def test_a_page_table_that_is_announced_has_to_come() -> None:
+    fds = os.pipe()
+    with pytest.raises(BadMessage, match="page table"):
+        Registration.read(message(page_table=True), fds)
+    third = os.dup(fds[0])
+    registration = Registration.read(message(page_table=True), [*fds, third])
+    assert registration.message.page_table
+    registration.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from directory.core import limits
 from directory.core.actions import Done, GaveUp, Inserted, Matched, Totals
 from directory.core.errors import BadMessage, TooLarge
-from directory.core.events import Evicted, Flush, Insert, Match, Restore, Stats, Unlock
+from directory.core.events import Evicted, Flush, Insert, Live, Match, Restore, Stats, Unlock
 from directory.core.namespace import Adapter, NamespaceKey
 from directory.protocol.codec import (
     decode_envelope,
@@ -52,6 +52,8 @@ BODIES: list[ClientBody] = [
     Evicted(((1, 2, 3),), ((1, 9),)),
     Restore("r", 1, 2, 3, b"pages", (4, 5)),
     Flush("host"),
+    Live((("r", 1), ("s", 2))),
+    Live((("r", 1),), first=False, last=False),
     Stats(),
     Unlock(4),
 ]
@@ -178,3 +180,57 @@ def test_the_largest_insert_is_a_message() -> None:
     request = part[: limits.REQUEST_CHARS_MAX]
     body = Insert(request, 1, key, tokens, pages, 1, 1 << 63, (1 << 63, 1 << 63))
     assert len(encode(Envelope(1 << 62, 1, 1, body))) <= limits.MESSAGE_BYTES_MAX
+
+
+def test_the_longest_reports_are_messages() -> None:
+    most = limits.GAVE_UP_PAGES_MAX
+    run = (limits.POOL_PAGES_MAX, (1 << 32) - 1, (1 << 32) - 1)
+    name = "\N{GRINNING FACE}" * limits.REQUEST_CHARS_MAX
+    for body in (
+        Evicted((run,) * most, ((limits.POOL_PAGES_MAX, (1 << 64) - 1),) * most),
+        Live(((name, (1 << 63) - 1),) * limits.LIVE_REQUESTS_MAX),
+    ):
+        frame = encode(Envelope((1 << 63) - 1, 1 << 60, 1 << 60, body))
+        assert len(frame) <= limits.MESSAGE_BYTES_MAX
+        assert decode_envelope(frame).body == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Evicted(((1, 0, 1),) * (limits.GAVE_UP_PAGES_MAX + 1), ()),
+        Evicted((), ((1, 1),) * (limits.GAVE_UP_PAGES_MAX + 1)),
+        Live((("r", 1),) * (limits.LIVE_REQUESTS_MAX + 1)),
+        Live((("r" * (limits.REQUEST_CHARS_MAX + 1), 1),)),
+    ],
+    ids=["runs", "words", "requests", "name"],
+)
+def test_a_report_longer_than_one_may_be_is_a_bad_message(body: ClientBody) -> None:
+    with pytest.raises(BadMessage, match="length"):
+        decode_envelope(encode(Envelope(1, 2, 3, body)))
+
+
+NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)
+
+
+@given(
+    runs=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=6),
+    words=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6),
+    live=st.lists(st.tuples(st.text(max_size=300), NUMBERS), max_size=6),
+    flags=st.tuples(st.booleans(), st.booleans()),
+)
+def test_reports_of_any_numbers_come_out_as_they_went_in_and_long_names_not_at_all(
+    runs: list[tuple[int, int, int]],
+    words: list[tuple[int, int]],
+    live: list[tuple[str, int]],
+    flags: tuple[bool, bool],
+) -> None:
+    evicted = Evicted(tuple(runs), tuple(words))
+    assert decode_envelope(encode(Envelope(1, 2, 3, evicted))).body == evicted
+    listed = Live(tuple(live), *flags)
+    frame = encode(Envelope(1, 2, 3, listed))
+    if any(len(name) > limits.REQUEST_CHARS_MAX for name, _ in live):
+        with pytest.raises(BadMessage, match="length"):
+            decode_envelope(frame)
+    else:
+        assert decode_envelope(frame).body == listed

@@ -255,11 +255,8 @@ def test_what_is_answered_and_acked_costs_nothing_for_what_is_open() -> None:
     assert opened.looks < 20 * count
 
 
-def test_kept_answers_are_bounded_in_bytes_and_the_oldest_go_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "KEPT_ANSWERS_BYTES_MAX", 10)
-    stream = ReceiveStream()
+def test_kept_answers_are_bounded_in_bytes_and_the_oldest_go_first() -> None:
+    stream = ReceiveStream(kept_bytes_max=10)
     assert [stream.keep(seq, b"1234") for seq in (1, 2)] == [0, 0]
     assert stream.keep(3, b"12345678") == 2
     assert (stream.kept_count, stream.kept_bytes) == (1, 8)
@@ -267,3 +264,36 @@ def test_kept_answers_are_bounded_in_bytes_and_the_oldest_go_first(
     assert stream.kept_bytes == 2
     stream.arrive(1, 3)
     assert (stream.kept_count, stream.kept_bytes) == (0, 0)
+
+
+def test_the_answer_that_is_kept_now_stays_however_large() -> None:
+    stream = ReceiveStream(kept_bytes_max=3)
+    assert stream.keep(1, b"12345678") == 0
+    assert stream.again(1) == b"12345678"
+
+
+def test_an_answer_is_gone_when_a_limit_dropped_it_and_nobody_has_said_to_have_it() -> None:
+    stream = ReceiveStream(kept_bytes_max=10)
+    for seq in (1, 2, 3):
+        assert stream.arrive(seq, 0) is Arrival.NEW
+    assert not stream.gone(1)
+    stream.keep(1, b"12345678")
+    stream.keep(2, b"12345678")
+    assert (stream.gone(1), stream.gone(2)) == (True, False)
+    assert not stream.gone(3), "nothing with so high a number was ever dropped"
+    stream.arrive(1, 1)
+    assert not stream.gone(1), "the client has said that it has it"
+
+
+def test_an_answer_that_is_still_to_come_is_not_gone() -> None:
+    stream = ReceiveStream(kept_bytes_max=10)
+    for seq in (1, 2, 3):
+        stream.arrive(seq, 0)
+    stream.awaits(1)
+    stream.keep(2, b"12345678")
+    stream.keep(3, b"12345678")
+    assert (stream.gone(1), stream.gone(2)) == (False, True)
+    stream.keep(1, b"12345678")
+    assert stream.again(1) is not None
+    stream.keep(3, b"123456789")
+    assert (stream.gone(1), stream.again(1)) == (True, None)

@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from transfer.ipc.cuda_driver import CudaError, Driver
+from transfer.ipc.cuda_driver import CudaError, Driver, failure
 
 RESULTS = {"cuCtxGetStreamPriorityRange": (0, -5), "cuMemHostGetDevicePointer": 0x1000}
 
@@ -32,7 +32,7 @@ class FakeDriver(Driver):
         status = self.failures.get(function, [])[:1]
         del self.failures.get(function, [])[:1]
         if status and status[0]:
-            raise CudaError(function, status[0], "as the test wants")
+            raise failure(function, status[0], "as the test wants")
         if function == "cuGetProcAddress":
             raise CudaError(function, "CUDA_ERROR_NOT_FOUND", "a driver without the batch call")
         self._made[function] += 1

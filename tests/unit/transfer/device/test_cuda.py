@@ -97,12 +97,24 @@ def test_a_copy_that_the_driver_refuses_ends_with_an_error_once_its_stream_got_t
 def test_a_broken_context_is_the_end_of_the_device(device: CudaDevice, driver: FakeDriver) -> None:
     device.submit([BATCH])
     driver.fail("cuEventQuery", "CUDA_ERROR_ILLEGAL_ADDRESS")
-    with pytest.raises(DeviceLost, match=r"GPU-fake is lost: .*ILLEGAL_ADDRESS"):
+    with pytest.raises(DeviceLost, match=r"context is broken: .*ILLEGAL_ADDRESS"):
         device.poll()
     driver.fail("cuMemcpyAsync", "CUDA_ERROR_ECC_UNCORRECTABLE")
-    driver.fail("cuEventRecord", "CUDA_ERROR_ECC_UNCORRECTABLE")
-    with pytest.raises(DeviceLost):
+    with pytest.raises(DeviceLost, match="ECC_UNCORRECTABLE"):
         device.submit([BATCH])
+
+
+def test_a_device_that_cannot_say_when_a_copy_ends_is_lost(
+    device: CudaDevice, driver: FakeDriver
+) -> None:
+    driver.fail("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE")
+    driver.fail("cuEventRecord", "CUDA_ERROR_INVALID_HANDLE")
+    with pytest.raises(DeviceLost, match=r"GPU-fake is lost: .*INVALID_VALUE"):
+        device.submit([BATCH])
+    device.submit([BATCH])
+    driver.fail("cuEventQuery", "CUDA_ERROR_INVALID_HANDLE")
+    with pytest.raises(DeviceLost, match=r"GPU-fake is lost: .*INVALID_HANDLE"):
+        device.poll()
 
 
 def test_no_range_beyond_a_memory_reaches_the_driver(

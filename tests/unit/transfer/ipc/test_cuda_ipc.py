@@ -9,6 +9,7 @@ import pytest
 
 from directory.core.errors import ImportFailed, LayoutError, TransferError
 from tests.unit.transfer.device.fake_driver import FakeDriver
+from transfer.device.protocol import DeviceLost
 from transfer.ipc.backends import MemoryByKind
 from transfer.ipc.cuda_driver import format_uuid
 from transfer.ipc.cuda_export import check_dense
@@ -164,7 +165,7 @@ def test_the_host_writes_a_timeline_only_after_the_stream_is_done(table: Timelin
     driver = FakeDriver()
     driver.fail("cuStreamSynchronize", "CUDA_ERROR_LAUNCH_FAILED")
     timelines = HostTimelines(driver, table)
-    with pytest.raises(TransferError):
+    with pytest.raises(DeviceLost):
         timelines.signal(77, 0, 3)
     assert table.read(0) == 0
     timelines.signal(77, 0, 3)
@@ -196,3 +197,82 @@ def test_a_wait_that_was_answered_in_time_is_not_lost(table: TimelineTable) -> N
     waiter.close()
     assert not waiter.lost(0, 5)
     assert table.read(0) == 6, "a timeline never goes back"
+
+
+def test_one_registration_serves_whoever_needs_the_table(table: TimelineTable) -> None:
+    driver = FakeDriver()
+    timelines = CudaTimelines(driver, table)
+    waiter = StreamWaiter(driver, table, timelines.registered)
+    waiter.wait(77, 1, 5, deadline_s=3600)
+    waiter.close()
+    assert not driver.named("cuMemHostUnregister")
+    timelines.close()
+    assert len(driver.named("cuMemHostRegister")) == len(driver.named("cuMemHostUnregister")) == 1
+
+
+def until_lost(waiter: StreamWaiter, index: int, value: int) -> None:
+    pause = threading.Event()
+    for _ in range(10_000):
+        if waiter.lost(index, value) or pause.wait(0.001):
+            return
+    raise AssertionError("not lost")
+
+
+def test_one_wait_over_its_deadline_loses_all_that_wait_on_its_counter_f63(
+    table: TimelineTable,
+) -> None:
+    waiter = StreamWaiter(FakeDriver(), table)
+    waiter.wait(77, 1, 6, deadline_s=3600)
+    waiter.wait(77, 1, 7, deadline_s=0.01)
+    waiter.wait(77, 0, 2, deadline_s=3600)
+    until_lost(waiter, 1, 7)
+    assert waiter.lost(1, 6)
+    assert not waiter.lost(0, 2)
+    assert (table.read(0), table.read(1)) == (0, 7)
+    waiter.close()
+
+
+def test_a_release_stands_though_the_mover_stores_a_lower_value_behind_it_f63(
+    table: TimelineTable,
+) -> None:
+    waiter = StreamWaiter(FakeDriver(), table)
+    waiter.wait(77, 1, 9, deadline_s=0.01)
+    until_lost(waiter, 1, 9)
+    table.write(1, 4)  # it had looked before the release
+    pause = threading.Event()
+    for _ in range(10_000):
+        if table.read(1) == 9 or pause.wait(0.001):
+            break
+    assert table.read(1) == 9
+    waiter.answered(1, 9, landed=False)
+    table.write(1, 12)
+    assert waiter.lost(1, 9)
+    waiter.close()
+    assert table.read(1) == 12, "after the answer nobody else writes"
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_the_answer_releases_whoever_still_waits_and_says_whether_that_is_a_loss(
+    table: TimelineTable, landed: bool
+) -> None:
+    waiter = StreamWaiter(FakeDriver(), table)
+    waiter.wait(77, 1, 3, deadline_s=3600)
+    waiter.wait(77, 1, 5, deadline_s=3600)
+    table.write(1, 3)
+    waiter.answered(1, 5, landed=landed)
+    assert table.read(1) == 5
+    assert not waiter.lost(1, 3), "it had come"
+    assert waiter.lost(1, 5) is not landed
+    waiter.close()
+
+
+def test_only_so_many_losses_are_remembered(
+    table: TimelineTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transfer.ipc.cuda_sync.LOST_KEPT_MAX", 2)
+    waiter = StreamWaiter(FakeDriver(), table)
+    for value in (1, 2, 3):
+        waiter.wait(77, 1, value, deadline_s=3600)
+        waiter.answered(1, value, landed=False)
+    assert [waiter.lost(1, value) for value in (1, 2, 3)] == [False, True, True]
+    waiter.close()
