@@ -13,19 +13,22 @@ JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check sim storm bench gpu docs clean
+.PHONY: help venv demo test check sglang-envs sglang engines sim storm bench gpu docs clean
 
 help:
 	@echo "make venv   everything for development in $(VENV)"
 	@echo "make demo   install the runtime alone, then run treecored demo"
 	@echo "make test   tests, with line coverage of directory/core >= $(CORE_COVERAGE_MIN) %"
 	@echo "make check  ruff, mypy --strict, import contracts"
+	@echo "make sglang-envs  real SGLang for machines without a GPU, in .sglang (1.4 GB)"
+	@echo "make sglang  tests with real SGLang: in its environments, and with engines"
+	@echo "make engines  all of them: every cell of version, page size, mode; 10,000 operations"
 	@echo "make sim    deterministic simulation (SEEDS=200 JOBS=2; ARGS=... is handed on)"
 	@echo "make storm  a million random operations of eight schedulers (ARGS=... is handed on)"
 	@echo "make bench  benchmarks"
 	@echo "make gpu    tests that need a CUDA device"
 	@echo "make docs   remake the generated parts of docs/"
-	@echo "make clean  remove $(VENV) and caches"
+	@echo "make clean  remove $(VENV), .sglang and caches"
 
 # ---------------------------------------------------------------------------------- environment
 
@@ -68,10 +71,13 @@ venv: $(VENV)/.stamp-dev
 demo: $(VENV)/.stamp-run
 	@$(BIN)/treecored demo $(ARGS)
 
-# Coverage is collected for all three packages, but only the core is held to a figure.
+# Coverage is collected for all three packages, but only the core is held to a figure. Simulation
+# and storm are left out of it (tests/conftest.py): the figure does not need them, and tracing would
+# make them several times slower.
 test: $(VENV)/.stamp-test
 	@rm -f .coverage
-	@$(BIN)/python -m pytest -q -m "not gpu" --cov --cov-report= $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist worksteal \
+		--cov --cov-report= $(ARGS)
 	@$(BIN)/python -m coverage report --include='directory/core/*' \
 		--fail-under=$(CORE_COVERAGE_MIN)
 
@@ -80,6 +86,23 @@ check: $(VENV)/.stamp-dev
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/mypy --strict --no-error-summary
 	@$(BIN)/lint-imports --no-logo
+
+sglang-envs:
+	@"$(PYTHON)" -m tests.sglang.environments
+
+# First what imports SGLang, inside each environment; then engines as processes of their own. The
+# long ones (10,000 operations of parity; every cell, storm and kill) are for `make engines`.
+sglang: INSIDE := sglang and not slow
+sglang: OUTSIDE := engines and not every_cell
+engines: INSIDE := sglang
+engines: OUTSIDE := engines
+sglang engines: $(VENV)/.stamp-test sglang-envs
+	@for python in .sglang/[0-9]*/bin/python; do \
+		echo "inside $$python: $(INSIDE)"; \
+		PYTHONPATH=tests/sglang/stubs $$python -m pytest -q -m "$(INSIDE)" tests/sglang $(ARGS) || \
+			exit 1; \
+	done
+	@$(BIN)/python -m pytest -v -m "$(OUTSIDE)" tests/sglang $(ARGS)
 
 # A target whose subject does not exist yet says so and fails: it must not look like a success.
 sim: $(VENV)/.stamp-test
@@ -105,4 +128,5 @@ docs: $(VENV)/.stamp-test
 	@$(BIN)/python -m docs $(ARGS)
 
 clean:
-	@rm -rf $(VENV) .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .sglang .coverage .hypothesis
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

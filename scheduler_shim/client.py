@@ -10,90 +10,75 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from directory.core import limits
 from directory.core.actions import AnyReply, Locked, Matched, Refused
 from directory.core.errors import (
+    AnswerGone,
     NotAuthorised,
     OutOfOrder,
     StaleReceipt,
     TooMany,
     TreecoredError,
 )
-from directory.core.events import Live, Lock, Match, Mode, Request, Restore, Unlock
-from directory.protocol.codec import decode_reply, encode
+from directory.core.events import Lock, Match, Mode, Request, Restore, Unlock
+from directory.protocol.codec import decode_reply
 from directory.protocol.messages import (
     Acked,
-    Attach,
     Attached,
-    ClientBody,
-    Envelope,
     ReplyEnvelope,
 )
-from directory.protocol.stream import SendStream
+from scheduler_shim.deadlines import Deadlines, Silence
 from scheduler_shim.leases import LeasesOut
 from scheduler_shim.link import Link, ZmqLink
-from scheduler_shim.pools import SharedPool
-from scheduler_shim.questions import LiveRequest, Question, askers
+from scheduler_shim.pools import Pool
+from scheduler_shim.questions import LiveRequest, Question, askers, live_parts
 from scheduler_shim.samples import Samples
-from scheduler_shim.session import DaemonAbsent, Registration, raise_refusal, register
+from scheduler_shim.session import SOFTWARE, Registration, raise_refusal, register
+from scheduler_shim.speaking import Speaker
 
-ATTACHES_MAX: Final = 16
 RESEND_CHECK_US: Final = limits.RESEND_AFTER_MS * 1_000 // 4
 LIVE_EVERY_US: Final = 1_000_000
 
 
-class Deadlines(NamedTuple):
-    """Milliseconds. `misses_max`: so many deadlines missed one after the other, with no frame from
-    the daemon in between, mean a lost daemon; questions that wait at the same time miss as one."""
-
-    call_ms: int = limits.CALL_DEADLINE_MS
-    restore_ms: int = 4 * limits.FENCE_DEADLINE_MS
-    connect_ms: int = 4 * limits.FENCE_DEADLINE_MS
-    misses_max: int = 3
-
-
-class DaemonClient:
+class DaemonClient(Speaker):
     """One registration's client. Used from one thread."""
 
     def __init__(
-        self, link: Link, registration: Registration, deadlines: Deadlines | None = None
+        self,
+        link: Link,
+        registration: Registration,
+        deadlines: Deadlines | None = None,
+        *,
+        world_size: int = 1,
     ) -> None:
-        self.registration = registration
-        self.deadlines = deadlines or Deadlines()
-        self.lost = ""
-        """Why the daemon is lost; empty while it is not."""
+        super().__init__(link, registration, deadlines or Deadlines())
         self.refused: list[Refused] = []
         """Reports that the daemon did not take; mirror and daemon differ from there on."""
         self.rtt_us = Samples()
-        self.counters: dict[str, int] = {}
-        self._link = link
-        self._stream = SendStream()
-        self._attached = False
-        self._attach_us = 0
-        self._reattaches = 0
-        self._misses = 0
+        self._world_size = world_size
+        self._silence = Silence()
         self._last_seq = 0
-        self._missed_seq = 0  # the last message that was said before the last miss was counted
         self._resend_check_us = 0
         self._live_us = link.now_us() + LIVE_EVERY_US
         self._leases = LeasesOut()
         self._questions: dict[int, Question] = {}
         self._abandoned: dict[int, Request] = {}
-        self._arrived: dict[int, AnyReply] = {}
+        self._arrived: dict[int, AnyReply | None] = {}
 
     @classmethod
     def connect(
         cls,
         runtime_dir: Path,
-        pool: SharedPool,
+        pool: Pool,
         *,
         instance: str,
         mode: Mode,
         deadlines: Deadlines | None = None,
         world_size: int = 1,
         rank: int = 0,
+        software: str = SOFTWARE,
     ) -> DaemonClient:
         """Register a pool with the daemon of a runtime folder and attach to it.
 
@@ -109,47 +94,23 @@ class DaemonClient:
             deadline_s=deadlines.connect_ms / 1_000,
             world_size=world_size,
             rank=rank,
+            software=software,
         )
-        client = cls(ZmqLink(session, registration.endpoint), registration, deadlines)
+        link = ZmqLink(session, registration.endpoint)
+        client = cls(link, registration, deadlines, world_size=world_size)
         client.attach()
         return client
-
-    def attach(self) -> None:
-        """Prove to the daemon which registration this connection speaks for.
-
-        Raises `DaemonAbsent` when it does not answer within the connect deadline.
-        """
-        give_up = self._link.now_us() + self.deadlines.connect_ms * 1_000
-        while not self.try_attach():
-            self._link.wait(limits.RESEND_AFTER_MS * 1_000)
-            self._take_in()
-            if self._link.now_us() >= give_up and not self._attached:
-                self.lose("the daemon did not answer Attach")
-
-    def try_attach(self) -> bool:
-        """Say Attach when it is time; whether it was answered. Never waits.
-
-        Raises `DaemonAbsent` once the daemon is lost.
-        """
-        now = self._link.now_us()
-        if not self._attached and not self.lost and now >= self._attach_us:
-            # A link that has just been made may drop the first frame, so it is said again.
-            self._attach_us = now + limits.RESEND_AFTER_MS * 1_000
-            self._say_attach()
-        self._take_in()
-        if self.lost:
-            raise DaemonAbsent(f"{self.lost}; is the daemon still running?")
-        return self._attached
 
     # Talking.
 
     def call(self, body: Request, deadline_ms: int = 0) -> AnyReply | None:
-        """Ask and wait: one round trip. None when no answer came before the deadline.
+        """Ask and wait: one round trip. None when no answer came before the deadline, or when the
+        daemon has carried the message out and keeps its answer no longer.
 
         Raises the typed error of a refusal. A late answer is thrown away; if it carries a lease,
         that is released.
         """
-        seq = self.ask(body, deadline_ms or self.deadlines.call_ms)
+        seq = self.ask(body, deadline_ms)
         while seq in self._questions and not self.lost:
             question = self._questions[seq]
             left_us = question.due_us - self._link.now_us()
@@ -159,7 +120,7 @@ class DaemonClient:
             self._take_in()
         reply = self._arrived.pop(seq, None)
         if reply is None:
-            if not self.lost:
+            if seq in self._questions:
                 self._miss(seq)
                 self.abandon(seq)
             return None
@@ -179,12 +140,13 @@ class DaemonClient:
         seq = self._push(body, asks=True)
         if seq:
             now = self._link.now_us()
-            due = now + (deadline_ms or self.deadlines.call_ms) * 1_000
+            due = now + (deadline_ms or self.deadlines.of(body)) * 1_000
             self._questions[seq] = Question(body, now, due)
         return seq
 
     def poll(self) -> list[tuple[int, AnyReply | None]]:
-        """Answers that have come, and None for questions whose deadline has passed.
+        """Answers that have come, and None for questions whose deadline has passed or whose answer
+        can be had no more.
 
         The late answer of a Restore still comes afterwards, because only then are its target
         pages quiet; every other late answer is dealt with here.
@@ -225,7 +187,8 @@ class DaemonClient:
         """
         asked = [question.body for question in self._questions.values()]
         live = dict.fromkeys([*alive, *askers(asked), *askers(self._abandoned.values())])
-        self.report(Live(tuple(live)))
+        for part in live_parts(live):
+            self.report(part)
         self._leases.listed(live)
         self._live_us = self.now_us() + LIVE_EVERY_US
 
@@ -258,10 +221,6 @@ class DaemonClient:
             self.lost = "closed"
             self._link.close()
 
-    def now_us(self) -> int:
-        """The link's clock."""
-        return self._link.now_us()
-
     @property
     def open_count(self) -> int:
         """Messages that are not done with."""
@@ -288,14 +247,6 @@ class DaemonClient:
             self._leases.released(body.receipt)
         self._send(seq, body)
         return seq
-
-    def _send(self, seq: int, body: ClientBody) -> None:
-        envelope = Envelope(self.registration.epoch, seq, self._stream.answered, body)
-        if not self._link.send(encode(envelope)):
-            self._count("frames_not_sent")
-
-    def _say_attach(self) -> None:
-        self._send(0, Attach(self.registration.pool, self.registration.secret))
 
     # Private: receiving.
 
@@ -324,7 +275,7 @@ class DaemonClient:
         if reply.epoch != self.registration.epoch:
             self.lose("the daemon was started anew; register again")
             return
-        self._misses = 0  # whatever it says, it is there
+        self._silence.broken()
         if isinstance(body, Refused) and self._refusal(reply.seq, body):
             return
         wanted = self._stream.on_reply(reply.acked, reply.seq)
@@ -333,6 +284,9 @@ class DaemonClient:
         if isinstance(body, Attached | Acked) or not reply.seq:
             return
         self._reattaches = 0
+        if isinstance(body, Refused) and body.code == AnswerGone.code:
+            self._answer_gone(reply.seq, body)
+            return
         question = self._questions.pop(reply.seq, None)
         if question is not None and wanted:
             if not isinstance(body, Refused) and not isinstance(question.body, Restore):
@@ -349,16 +303,33 @@ class DaemonClient:
             if body.code != StaleReceipt.code:
                 self.refused.append(body)
 
+    def _answer_gone(self, seq: int, body: Refused) -> None:
+        """A message was carried out, and what came of it can be known no more.
+
+        Nothing is lost of a report. Of a question it is no answer, which each asker takes as it
+        takes silence; a Restore is over, whichever way, so its targets are quiet. The lease of a
+        Match or Lock has no known receipt: it falls by the list of live requests.
+        """
+        question = self._questions.pop(seq, None)
+        asked = self._abandoned.pop(seq, None) if question is None else question.body
+        if asked is None:
+            return
+        self._count("answers_gone")
+        self._leases.unknown(asked)
+        if question is not None:
+            self._arrived[seq] = body if isinstance(asked, Restore) else None
+        if self._world_size > 1:
+            # The other ranks may have the answer, and all of them must go on alike.
+            self.lose(f"the answer to message {seq} is gone, and the ranks must have the same")
+
     def _refusal(self, seq: int, body: Refused) -> bool:
         """Deal with a refusal of the conversation itself; False when it answers a message."""
         if seq:
             if body.code != "unknown_pool":
                 return False
             self.lose(f"the registration is gone: {body.message}")
-        elif body.code == NotAuthorised.code and self._attached and self._reattaches < ATTACHES_MAX:
-            # The connection was made anew beneath; what it refused is sent again when it is due.
-            self._reattaches += 1
-            self._say_attach()
+        elif body.code == NotAuthorised.code and self._attach_again():
+            pass  # What the connection refused is sent again when it is due.
         elif body.code == OutOfOrder.code:
             self._count("gaps")
         else:
@@ -383,15 +354,9 @@ class DaemonClient:
 
     def _miss(self, seq: int) -> None:
         self._count("deadlines_missed")
-        if seq <= self._missed_seq:
-            return  # it waited when the last miss was counted already: one silence, one miss
-        self._missed_seq = self._last_seq
-        self._misses += 1
-        if self._misses >= self.deadlines.misses_max:
-            self.lose(f"{self._misses} messages in a row had no answer, the last one was {seq}")
-
-    def _count(self, name: str) -> None:
-        self.counters[name] = self.counters.get(name, 0) + 1
+        misses = self._silence.missed(seq, self._last_seq)
+        if misses and misses >= self.deadlines.misses_max:
+            self.lose(f"{misses} messages in a row had no answer, the last one was {seq}")
 
     def __repr__(self) -> str:
         state = f"lost: {self.lost}" if self.lost else f"{self.open_count} open"

@@ -25,12 +25,13 @@ class Compute:
         self.seed = namespace_seed(pool.fingerprint, key)
         """The namespace's: what each page must hold follows from it and the tokens."""
         self._content = PageContent(pool.chunks())
+        self._page_of = pool.page_of
 
     def write(self, request: Request, first: int, last: int) -> tuple[int, int]:
         """Write the row's pages [first, last); returns the timeline values behind them."""
         digests = request.digests(self.seed)
         for at in range(first, last):
-            self._content.write(request.row[at], digests[at])
+            self._content.write(self._page_of(request.row[at]), digests[at])
         self._count("pages_computed", last - first)
         return self._pool.advance()
 
@@ -48,6 +49,6 @@ class Compute:
     def wrong(self, digests: Sequence[bytes], pages: Sequence[int]) -> int:
         """How many pages do not hold what their digests demand."""
         return sum(
-            not self._content.verify(page, digest)
+            not self._content.verify(self._page_of(page), digest)
             for page, digest in zip(pages, digests, strict=True)
         )

@@ -20,11 +20,13 @@ from directory.protocol.messages import (
     SessionReply,
     Welcome,
 )
-from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.link import ZmqLink, monotonic_us
-from scheduler_shim.pools import SharedPool
+from scheduler_shim.pools import Pool
 from scheduler_shim.session import (
     SESSION_NAME,
+    SOFTWARE,
     DaemonAbsent,
     Registration,
     hello,
@@ -70,13 +72,15 @@ class DaemonDial:
     def __init__(
         self,
         runtime_dir: Path,
-        pool: SharedPool,
+        pool: Pool,
         *,
         instance: str,
         deadlines: Deadlines | None = None,
         world_size: int = 1,
         rank: int = 0,
+        software: str = SOFTWARE,
     ) -> None:
+        self._software = software
         self._runtime_dir = runtime_dir
         self._pool = pool
         self._instance = instance
@@ -94,7 +98,11 @@ class DaemonDial:
             rank=self._rank,
         )
         return DaemonAttempt(
-            self._runtime_dir / SESSION_NAME, message, self._pool.fds, self._deadlines
+            self._runtime_dir / SESSION_NAME,
+            message,
+            self._pool.fds,
+            self._deadlines,
+            self._software,
         )
 
     def now_us(self) -> int:
@@ -105,7 +113,14 @@ class DaemonDial:
 class DaemonAttempt:
     """Hello, Register and Attach, each said once its forerunner was answered."""
 
-    def __init__(self, path: Path, message: Register, fds: list[int], deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        path: Path,
+        message: Register,
+        fds: list[int],
+        deadlines: Deadlines,
+        software: str = SOFTWARE,
+    ) -> None:
         self._message = message
         self._fds = fds
         self._deadlines = deadlines
@@ -116,7 +131,7 @@ class DaemonAttempt:
             self._channel = FdChannel.connect(str(path), CONNECT_S)
         except OSError as error:
             raise DaemonAbsent(f"no daemon listens at {path}: {error}") from error
-        self._send(hello(), ())
+        self._send(hello(software), ())
 
     def step(self) -> DaemonClient | None:
         """One step, and the next ones where their answers are there."""
@@ -161,7 +176,8 @@ class DaemonAttempt:
                 reply.pool, reply.generation, self._epoch, reply.secret, reply.endpoint
             )
             link = ZmqLink(self._channel, reply.endpoint)
-            self._client = DaemonClient(link, registration, self._deadlines)
+            ranks = self._message.world_size
+            self._client = DaemonClient(link, registration, self._deadlines, world_size=ranks)
 
     def _send(self, payload: bytes, fds: list[int] | tuple[()]) -> None:
         try:

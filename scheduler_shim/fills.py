@@ -8,8 +8,9 @@ because a fill's pages are this pool's. It must never let target pages go before
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from scheduler_shim.mirror import Mirror
 from scheduler_shim.request import Request
 
 
@@ -36,8 +37,10 @@ class Fill:
         "wanted",
     )
 
-    def __init__(self, seq: int, request: Request, targets: array[int], seed: bytes) -> None:
-        """`seed`: the namespace's, from which what each page must hold follows."""
+    def __init__(
+        self, seq: int, request: Request, targets: array[int], digests: Sequence[bytes]
+    ) -> None:
+        """`digests`: what each target must hold in the end, where anybody can say so."""
         self.seq = seq
         self.start = len(request.row)
         self.targets = targets
@@ -45,7 +48,7 @@ class Fill:
         self.name = request.name
         self.page_key = request.page_key
         self.tokens = request.tokens[: self.end * request.page_key]
-        self.digests = request.digests(seed)[self.start : self.end]
+        self.digests = digests
         self.starter: Request | None = request
         self.wanted: dict[int, Request] = {}
         self.open = True
@@ -91,6 +94,20 @@ class Fill:
         self.wanted.clear()
         return requests
 
+    def orphan(self, mirror: Mirror) -> Request | None:
+        """A request whose row is the path to the last target, to publish what landed with.
+
+        None where the path above the targets does not stand any more: they hang in the air.
+        """
+        hit = mirror.match(self.key, self.tokens)
+        if hit.page_count < self.start:
+            return None
+        orphan = Request(0, self.name, self.key, self.tokens, b"", self.page_key)
+        orphan.row.frombytes(hit.pages[: 4 * self.start])
+        orphan.tree_pages = self.start
+        orphan.row.extend(self.targets)
+        return orphan
+
     def __repr__(self) -> str:
         return f"<Fill {self.seq} of pages {self.start} to {self.end}, {len(self.wanted)} wait>"
 
@@ -101,9 +118,12 @@ class Fills:
     def __init__(self) -> None:
         self._by_seq: dict[int, Fill] = {}
 
-    def begin(self, seq: int, request: Request, targets: array[int], seed: bytes) -> None:
+    def begin(
+        self, seq: int, request: Request, targets: array[int], digests: Sequence[bytes] = ()
+    ) -> Fill:
         """A request had a restore started into `targets`, and waits for it."""
-        self._by_seq[seq] = Fill(seq, request, targets, seed)
+        fill = self._by_seq[seq] = Fill(seq, request, targets, digests)
+        return fill
 
     def get(self, seq: int) -> Fill | None:
         """The fill that a question began, if that is what it did."""

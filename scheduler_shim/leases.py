@@ -10,22 +10,31 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from directory.core.actions import AnyReply, Locked, Matched
-from directory.core.events import Request
+from directory.core.events import Lock, Match, Request
 from directory.core.ids import LeaseId
 from scheduler_shim.questions import LiveRequest, asker
 
 
 class LeasesOut:
-    """Leases that were granted and not released. Mutated by their client alone."""
+    """Leases that were granted and not released, or that may have been. Mutated by their client
+    alone."""
 
     def __init__(self) -> None:
         self._owners: dict[LeaseId, LiveRequest] = {}
+        self._unknown: dict[LiveRequest, None] = {}
 
     def granted(self, body: Request, reply: AnyReply) -> None:
         """A question was answered; the answer may bring a lease."""
         owner = asker(body)
         if isinstance(reply, Matched | Locked) and reply.receipt and owner is not None:
             self._owners[reply.receipt] = owner
+
+    def unknown(self, body: Request) -> None:
+        """A question was answered, and nobody will hear how: there may be a lease, whose receipt
+        nobody knows."""
+        owner = asker(body)
+        if isinstance(body, Lock | Match) and owner is not None:
+            self._unknown[owner] = None
 
     def released(self, receipt: LeaseId) -> None:
         """The release is on its way."""
@@ -34,13 +43,16 @@ class LeasesOut:
     def listed(self, live: Collection[LiveRequest]) -> None:
         """A list of live requests is on its way: what it leaves out falls."""
         self._owners = {receipt: own for receipt, own in self._owners.items() if own in live}
+        self._unknown = {own: None for own in self._unknown if own in live}
 
     def clear(self) -> None:
         """The registration is over, and all its leases with it."""
         self._owners.clear()
+        self._unknown.clear()
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._owners) + len(self._unknown)
 
     def __repr__(self) -> str:
-        return f"<LeasesOut {self._owners}>"
+        unknown = f", unknown {list(self._unknown)}" if self._unknown else ""
+        return f"<LeasesOut {self._owners}{unknown}>"

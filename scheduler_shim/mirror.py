@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from directory.core import limits
 from directory.core.actions import Totals
 from directory.core.errors import InternalError
 from directory.core.events import Evicted, Flush, Insert
@@ -40,10 +41,10 @@ class Change(NamedTuple):
 
 
 class GivenUpPages(NamedTuple):
-    """Packed pages that may be freed now, and the report (None: nothing was given up)."""
+    """Packed pages that may be freed now, and the reports, in order (none: nothing went)."""
 
     pages: bytes
-    report: Evicted | Flush | None
+    reports: tuple[Evicted | Flush, ...]
 
 
 class Mirror:
@@ -84,6 +85,10 @@ class Mirror:
             return OwnHit(None, b"", 0)
         node, pages, count = match_own(self._tree, self.pool, space, self._tree.walk(space, tokens))
         return OwnHit(node if count else None, pages, count)
+
+    def holds(self, node: Node) -> bool:
+        """Whether a node that was matched is still there; then its path ends where it did."""
+        return self._tree.nodes.get(node.id) is node
 
     def lock(self, node: Node) -> None:
         """Protect the pages of a node and its ancestors once more."""
@@ -145,27 +150,38 @@ class Mirror:
         return Change(outcome, report)
 
     def evict(self, pages: int) -> GivenUpPages:
-        """Give up at most `pages` pages, coldest first; the words have moved on already."""
-        given = evict_pages(self._tree, self.pool, pages)
-        for slot, value, count in given.words:
-            self._spans.give_up(slot, value, count)
-        if not given.pages:
-            return GivenUpPages(b"", None)
-        runs = tuple((run.span, run.first, run.length) for run in given.runs)
-        words = tuple((slot, value) for slot, value, _ in given.words)
-        return GivenUpPages(given.pages, Evicted(runs, words))
+        """Give up at most `pages` pages, coldest first; the words have moved on already.
+
+        What one report cannot name goes in portions, each with a report and new words of its own,
+        as the daemon gives up a thin pool's pages. The first report is read while the words have
+        moved on for all of them: a copy that is held to it is void, which is safe.
+        """
+        pages_given: list[bytes] = []
+        reports: list[Evicted | Flush] = []
+        left = pages
+        while left > 0:
+            given = evict_pages(self._tree, self.pool, min(left, limits.GAVE_UP_PAGES_MAX))
+            for slot, value, count in given.words:
+                self._spans.give_up(slot, value, count)
+            if not given.pages:
+                break
+            left -= len(given.pages) // limits.PAGE_NUMBER_BYTES
+            pages_given.append(given.pages)
+            runs = tuple((run.span, run.first, run.length) for run in given.runs)
+            reports.append(Evicted(runs, tuple((slot, value) for slot, value, _ in given.words)))
+        return GivenUpPages(b"".join(pages_given), tuple(reports))
 
     def flush(self) -> GivenUpPages:
         """Give up every page that no lock protects.
 
-        With nothing locked the pool word alone voids all readers. Otherwise the report names
+        With nothing locked the pool word alone voids all readers. Otherwise the reports name
         what went, because the daemon does not know what the locks protect.
         """
         if self.pool.locked_pages:
             return self.evict(self.pool.evictable_pages)
         given = flush_pages(self._tree, self.pool)
         self.pool.word = self._spans.give_up_all()
-        return GivenUpPages(given.pages, Flush("pool", self.pool.word))
+        return GivenUpPages(given.pages, (Flush("pool", self.pool.word),))
 
     @property
     def totals(self) -> Totals:

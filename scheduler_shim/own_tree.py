@@ -1,4 +1,4 @@
-"""Who keeps the pool's tree: the scheduler itself (mirrored) or the daemon (thin).
+"""Who keeps the pool's tree: the scheduler itself, as here, or the daemon (thin_tree.py).
 
 Owns what differs between the two modes: how pages are published, given up and protected. Both
 give the same pages and the same duplicates for the same calls. It never touches the allocator or
@@ -10,17 +10,16 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol
 
-from directory.core.actions import GaveUp, Inserted, Locked, Matched
-from directory.core.errors import TreecoredError
-from directory.core.events import Evict, Flush, Insert, Lock, Match, Mode, Unlock
-from directory.core.ids import NO_LEASE
+from directory.core.actions import Totals
+from directory.core.events import Match, Mode, Unlock
+from directory.core.ids import NO_LEASE, NodeId
+from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.mirror import GivenUpPages, Mirror
 from scheduler_shim.republish import Republisher
 from scheduler_shim.request import Request
-from scheduler_shim.spans import SpanTable
 
 
 def question(request: Request) -> Match:
@@ -40,6 +39,15 @@ class Published(NamedTuple):
         return len(self.canonical) // 4
 
 
+class Found(NamedTuple):
+    """What the own pool has of a path, protected by nobody: packed pages and the last node, by
+    itself (mirrored) or by its number (thin)."""
+
+    pages: bytes
+    node: Node | None = None
+    node_id: NodeId = 0
+
+
 class OwnTree(Protocol):
     """The tree over the scheduler's own pool.
 
@@ -48,6 +56,24 @@ class OwnTree(Protocol):
     """
 
     mode: Mode
+
+    def find(self, key: NamespaceKey, tokens: bytes) -> Found:
+        """The longest prefix of whole pages that the pool holds, marked used and not protected.
+
+        Nothing where no answer came: a miss is always right.
+        """
+        ...
+
+    def touch(self, key: NamespaceKey, tokens: bytes) -> None:
+        """Mark what the pool holds of a path as used; nobody waits for it."""
+        ...
+
+    def hold(self, request: Request, found: Found) -> bool:
+        """Protect what was found for the request's tokens; its row has the pages already.
+
+        False: not all of it is there any more, or nobody knows; nothing is protected then.
+        """
+        ...
 
     def publish(
         self, request: Request, pages: int, written: tuple[int, int], *, keep: bool
@@ -73,6 +99,11 @@ class OwnTree(Protocol):
     @property
     def pages(self) -> int:
         """Pages in the tree."""
+        ...
+
+    @property
+    def totals(self) -> Totals:
+        """Pages that nobody protects, and pages that somebody does."""
         ...
 
     def check(self) -> list[str]:
@@ -101,6 +132,28 @@ class MirroredTree:
         row.frombytes(hit.pages)
         request.row = row
         request.tree_pages = request.hit_pages = hit.page_count
+
+    def find(self, key: NamespaceKey, tokens: bytes) -> Found:
+        """Look it up."""
+        hit = self.mirror.match(key, tokens)
+        return Found(hit.pages, hit.node)
+
+    def touch(self, key: NamespaceKey, tokens: bytes) -> None:
+        """A look-up does it."""
+        self.mirror.match(key, tokens)
+
+    def hold(self, request: Request, found: Found) -> bool:
+        """Lock the node. It may have been merged away since: the path says which one it is now."""
+        if not found.pages:
+            return True
+        node = found.node
+        if node is None or not self.mirror.holds(node):
+            hit = self.mirror.match(request.key, request.tokens[: held_bytes(request, found)])
+            if hit.pages != found.pages:
+                return False
+            node = hit.node
+        self._protect(request, node)
+        return True
 
     def publish(
         self, request: Request, pages: int, written: tuple[int, int], *, keep: bool
@@ -133,11 +186,11 @@ class MirroredTree:
         return self._give_up(self.mirror.flush())
 
     def _give_up(self, given: GivenUpPages) -> bytes:
-        if given.report is not None:
-            if self.client is not None:
-                self.client.report(given.report)
-            elif self.returning is not None:
-                self.returning.on_given_up(given.report)
+        if self.client is not None:
+            for report in given.reports:
+                self.client.report(report)
+        elif self.returning is not None:
+            self.returning.on_given_up(given.reports)
         return given.pages
 
     def release(self, request: Request) -> None:
@@ -164,124 +217,16 @@ class MirroredTree:
         """Pages in the tree."""
         return self.mirror.pool.pages
 
+    @property
+    def totals(self) -> Totals:
+        """The mirror's."""
+        return self.mirror.totals
+
     def check(self) -> list[str]:
         """The mirror's own check."""
         return self.mirror.check()
 
 
-class ThinTree:
-    """The tree is the daemon's; every question is one round trip."""
-
-    mode: Mode = "thin"
-
-    def __init__(self, spans: SpanTable, client: DaemonClient) -> None:
-        self._spans = spans
-        self._client = client
-
-    def match(self, request: Request) -> int:
-        """Put what the pool holds of the path into the row, protected by a lease.
-
-        Returns up to which page the path can be had; a refusal or no answer is a miss.
-        """
-        try:
-            reply = self._client.call(question(request)) if request.match_pages else None
-        except TreecoredError:
-            reply = None
-        if not isinstance(reply, Matched):
-            return len(request.row)
-        # The new lease is there before that of an earlier attempt goes.
-        self.release(request)
-        request.lease(reply.receipt)
-        request.row = array("I")
-        request.row.frombytes(reply.own)
-        request.tree_pages = request.hit_pages = reply.own_pages
-        return reply.own_pages + reply.restorable_pages
-
-    def publish(
-        self, request: Request, pages: int, written: tuple[int, int], *, keep: bool
-    ) -> Published | None:
-        """Ask the daemon to insert. Without an answer nobody here knows whose the pages are, so
-        the daemon is given up: its claim on the pool ends with the session."""
-        slot, value = self._spans.allocate()
-        message = Insert(
-            request.name,
-            request.attempt,
-            request.key,
-            request.tokens[: pages * request.page_key],
-            pack_pages(request.row[:pages]),
-            slot,
-            value,
-            written,
-            request.receipt,
-        )
-        try:
-            reply = self._client.call(message)
-        except TreecoredError:
-            self._spans.publish(slot, 0)
-            return None
-        if not isinstance(reply, Inserted):
-            self._spans.publish(slot, 0)
-            self._client.lose("no answer to Insert: whose the pages are is not known")
-            return None
-        self._spans.publish(slot, reply.fresh_pages)
-        if keep and request.receipt == NO_LEASE and reply.accepted_pages:
-            self._lock(request, reply.node)
-        return Published(reply.canonical, reply.duplicates)
-
-    def protect(self, request: Request, written: tuple[int, int]) -> bool:
-        """Have the row's part of the tree, which the daemon has, leased; whether it is."""
-        done = self.publish(request, request.tree_pages, written, keep=True)
-        return done is not None and not done.duplicates and request.receipt != NO_LEASE
-
-    def _lock(self, request: Request, node: int) -> None:
-        reply = self._call(Lock(request.name, request.attempt, node))
-        if isinstance(reply, Locked):
-            request.lease(reply.receipt)
-        else:
-            self._client.lose("no answer to Lock: the row would not be protected")
-
-    def evict(self, pages: int) -> bytes:
-        """Ask the daemon to choose; words first, then the pages are the caller's."""
-        given, more = b"", True
-        while more and len(given) < 4 * pages:
-            some, more = self._give_up(self._call(Evict(pages - len(given) // 4)))
-            given += some
-        return given
-
-    def flush(self) -> bytes:
-        """Have everything that no lease protects given up."""
-        given, more = b"", True
-        while more:
-            some, more = self._give_up(self._call(Flush("pool")))
-            given += some
-        return given
-
-    def _give_up(self, reply: object) -> tuple[bytes, bool]:
-        """What went, and whether to ask again: one answer names only so many pages."""
-        if not isinstance(reply, GaveUp):
-            self._client.lose("no answer to Evict or Flush: which pages went is not known")
-            return b"", False
-        for slot, value, count in reply.words:
-            self._spans.give_up(slot, value, count)
-        return reply.pages, bool(reply.pages) and reply.totals.evictable > 0
-
-    def _call(self, body: Lock | Evict | Flush) -> object:
-        try:
-            return self._client.call(body)
-        except TreecoredError as error:
-            return error
-
-    def release(self, request: Request) -> None:
-        """Have the lease released; nobody waits for it."""
-        if request.receipt != NO_LEASE:
-            self._client.report(Unlock(request.receipt))
-        request.receipt = NO_LEASE
-
-    @property
-    def pages(self) -> int:
-        """Pages in the tree, by the words that guard them."""
-        return self._spans.live_pages
-
-    def check(self) -> list[str]:
-        """All that a thin shim keeps are its spans."""
-        return self._spans.check()
+def held_bytes(request: Request, found: Found) -> int:
+    """Bytes of the tokens whose pages were found."""
+    return len(found.pages) // 4 * request.page_key

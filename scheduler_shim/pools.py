@@ -1,13 +1,16 @@
-"""A scheduler's own pool in shared memory, and the allocator of its pages.
+"""A scheduler's own pool and the allocator of its pages: what a shim needs, one in shared memory.
 
-Owns the memory (one sealed memfd an allocation, the timelines, the span words), its layout and
-the list of free pages. It decides nothing about the tree: what is evicted or published is the
-scheduler's business. It must never let a page be free twice.
+`Pool` and `Allocator` are the seam: the reference scheduler's are here, renamed.py has a pool that
+speaks of pages by name, sglang/ has those of a real engine. `SharedPool` owns the memory (one
+sealed memfd an allocation, the timelines, the span words), its layout and the list of free pages.
+Nothing here decides about the tree: what is evicted or published is the scheduler's business. It
+must never let a page be free twice.
 """
 
 from __future__ import annotations
 
 from array import array
+from typing import Protocol
 
 import msgspec
 
@@ -23,6 +26,97 @@ from transfer.layout import PoolLayout, mha_layer_first, mla
 
 TABLE_FDS = 2
 """Descriptors of a registration beside those of the allocations: timelines and words."""
+
+
+class Allocator(Protocol):
+    """Free pages of a pool. Where pages have names, it speaks of names."""
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the pool, free or not."""
+        ...
+
+    @property
+    def free_count(self) -> int:
+        """Pages that can be allocated."""
+        ...
+
+    def allocate(self, count: int) -> array[int] | None:
+        """Take `count` pages, or none at all (None) when there are not enough."""
+        ...
+
+    def free(self, pages: bytes | array[int]) -> None:
+        """Give pages back (packed or not); raises `InternalError` for one that is free already."""
+        ...
+
+    def used(self) -> array[int]:
+        """Pages that are not free, in order."""
+        ...
+
+
+class Pool(Protocol):
+    """A scheduler's KV pool as its shim sees it: what is registered, and its counters.
+
+    Closed by its scheduler after the daemon session has ended.
+    """
+
+    words: WordTable
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        ...
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the layout; page numbers and names are below it."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page over all buffers."""
+        ...
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What must agree before another pool's bytes are this pool's, in full."""
+        ...
+
+    @property
+    def named(self) -> bool:
+        """Whether page lists are names, looked up in a page table by the mover."""
+        ...
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors of a registration in order: allocations, timelines, words, and the page
+        table where pages are named."""
+        ...
+
+    def packed_layout(self) -> bytes:
+        """The layout as it stands in a registration."""
+        ...
+
+    def packed_handles(self) -> bytes:
+        """The memory handles as they stand in a registration, one an allocation."""
+        ...
+
+    def packed_sync(self) -> bytes:
+        """How the timelines are to be read, as it stands in a registration."""
+        ...
+
+    def now(self) -> tuple[int, int]:
+        """Where the timelines stand (forward, current)."""
+        ...
+
+    def advance(self) -> tuple[int, int]:
+        """Let both timelines pass everything written so far; returns the values that say so. They
+        may be reached later, when the streams get there."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Repeatable."""
+        ...
 
 
 def choose_layout(
@@ -67,8 +161,15 @@ class SharedPool:
     """One pool's memory. Closed by its scheduler after the daemon session has ended."""
 
     def __init__(
-        self, *, page_size: int, page_count: int, bytes_per_token: int, layers: int = 2
+        self,
+        *,
+        page_size: int,
+        page_count: int,
+        bytes_per_token: int,
+        layers: int = 2,
+        landings: int = 0,
     ) -> None:
+        """`landings`: so many loads may land layer by layer at the same time."""
         self.layout = choose_layout(
             page_size=page_size,
             page_count=page_count,
@@ -80,7 +181,7 @@ class SharedPool:
             self._ipc.create(f"treecored-pool-{number}", nbytes)
             for number, nbytes in enumerate(self.layout.allocation_bytes)
         ]
-        self.timelines = TimelineTable.create(self._ipc, "treecored-timelines")
+        self.timelines = TimelineTable.create(self._ipc, "treecored-timelines", landings=landings)
         self.words = WordTable.create(self._ipc, "treecored-words", page_count + 1)
 
     @property
@@ -109,6 +210,11 @@ class SharedPool:
         ).encode()
 
     @property
+    def named(self) -> bool:
+        """Page numbers are page numbers here."""
+        return False
+
+    @property
     def fds(self) -> list[int]:
         """Descriptors of a registration in order: allocations, timelines, words."""
         return [*(mapping.fd for mapping in self._mappings), self.timelines.fd, self.words.fd]
@@ -121,6 +227,18 @@ class SharedPool:
         """The memory handles as they stand in a registration, one an allocation."""
         handles = tuple(self._ipc.export(mapping)[0] for mapping in self._mappings)
         return msgspec.msgpack.encode(handles)
+
+    def packed_sync(self) -> bytes:
+        """The timelines say it all."""
+        return b""
+
+    def make_allocator(self) -> Allocator:
+        """An allocator with all pages free; one at a time."""
+        return PageAllocator(self.page_count)
+
+    def page_of(self, page: int) -> int:
+        """Where a page of a page list lies: at its number."""
+        return page
 
     def chunks(self) -> list[ChunkView]:
         """Where the chunks of every buffer lie, in host page order."""

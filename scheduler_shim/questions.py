@@ -6,9 +6,10 @@ has no asker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from directory.core.events import Insert, Lock, Match, Request, Restore
+from directory.core import limits
+from directory.core.events import Insert, Live, Lock, Match, Request, Restore
 
 LiveRequest = tuple[str, int]
 """A request's name and its attempt, as a `Live` report has them."""
@@ -36,3 +37,10 @@ def askers(bodies: Iterable[Request]) -> list[LiveRequest]:
     """The requests that messages speak for."""
     found = map(asker, bodies)
     return [request for request in found if request is not None]
+
+
+def live_parts(live: Iterable[LiveRequest]) -> Iterator[Live]:
+    """The messages that list all these requests, one after the other; one at least."""
+    requests, most = tuple(live), limits.LIVE_REQUESTS_MAX
+    for at in range(0, len(requests) or 1, most):
+        yield Live(requests[at : at + most], first=at == 0, last=at + most >= len(requests))

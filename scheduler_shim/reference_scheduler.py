@@ -30,13 +30,13 @@ from directory.core.tokens import unpack_pages
 from scheduler_shim.admission import refusal
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.compute import Compute
+from scheduler_shim.connection import Connection
 from scheduler_shim.dial import Dial
 from scheduler_shim.link import monotonic_us
 from scheduler_shim.own_tree import MirroredTree
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.request import Phase, Request
 from scheduler_shim.restores import Restores
-from scheduler_shim.returning import Returning
 from scheduler_shim.room import PageCounts, Room
 from scheduler_shim.tally import Tally
 from scheduler_shim.worker_messages import Finished
@@ -64,7 +64,6 @@ class ReferenceScheduler(Tally):
     ) -> None:
         super().__init__()
         self.pool = pool
-        self.client = client
         self.moved = False
         """Whether the last tick changed anything: if so, tick again before waiting."""
         self._instance = instance
@@ -72,30 +71,33 @@ class ReferenceScheduler(Tally):
         self._page_key = pool.page_size * self._key.unit_bytes
         self._concurrency = concurrency
         self._chunk_pages = chunk_pages
-        self._thin = thin
         self._dial = dial
-        self._seed = seed
         self.compute = Compute(pool, self._key, self.count)
-        self.room = Room(
-            pool,
-            client,
-            thin=thin,
-            before_giving_up=self._before_giving_up,
-            on_evicted=self._look_for_loss,
-            count=self.count,
-        )
         self._restores = Restores(self)
         self._queue: deque[Request] = deque()
         self._active: dict[int, Request] = {}
         self._done: list[Finished] = []
         self._short = False
         self._late_before = 0
-        self._returning: Returning | None = None
-        self.degraded = ""
-        """Why there is no daemon any more; empty while there is (or never was) one."""
-        self.last_loss = ""  # the same, but it stays when there is a daemon again
-        if client is None:
-            self._begin_return()
+        self._connection = Connection(
+            client,
+            dial=dial,
+            thin=thin,
+            seed=seed,
+            rows=self._active.values,
+            on_lost=self._on_lost,
+            count=self.count,
+        )
+        self.room = Room(
+            pool,
+            client,
+            allocator=pool.make_allocator(),
+            thin=thin,
+            before_giving_up=self._before_giving_up,
+            on_evicted=self._look_for_loss,
+            count=self.count,
+        )
+        self._connection.bind(self.room)
 
     # What a driver calls.
 
@@ -170,8 +172,7 @@ class ReferenceScheduler(Tally):
         if not self.moved and self._active:
             self._unstick()
         self._look_for_loss()
-        if self._returning is not None:
-            self._come_home(self._returning.step())
+        self.moved |= self._connection.step()
         self._say_who_lives()
         done, self._done = self._done, []
         return done
@@ -182,10 +183,22 @@ class ReferenceScheduler(Tally):
 
     def close(self) -> None:
         """End the session, or the way to the next one. Repeatable."""
-        if self.client is not None:
-            self.client.close()
-        if self._returning is not None:
-            self._returning.close()
+        self._connection.close()
+
+    @property
+    def client(self) -> DaemonClient | None:
+        """The daemon's, while there is one."""
+        return self._connection.client
+
+    @property
+    def degraded(self) -> str:
+        """Why there is no daemon any more; empty while there is (or never was) one."""
+        return self._connection.degraded
+
+    @property
+    def last_loss(self) -> str:
+        """Why the last daemon was lost; it stays when there is one again."""
+        return self._connection.last_loss
 
     @property
     def idle(self) -> bool:
@@ -195,7 +208,7 @@ class ReferenceScheduler(Tally):
     @property
     def wake_us(self) -> int | None:
         """When to tick again at the latest for a daemon's sake, by the clock of the dial."""
-        return self._returning.wake_us if self._returning is not None else None
+        return self._connection.wake_us
 
     @property
     def mode(self) -> str:
@@ -350,42 +363,13 @@ class ReferenceScheduler(Tally):
             client.report_live(name for r in self._active.values() for name in r.alive_as)
 
     def _look_for_loss(self) -> bool:
-        """Go on without the daemon if it is lost; says whether it was lost just now."""
-        client = self.client
-        if client is None or not client.lost:
-            return False
-        self.client = None
-        self.degraded = self.last_loss = client.lost
-        self.count("degraded")
-        self._restores.lose_daemon(self._active.values())
-        self.room.lose_daemon(self._active.values())
-        self._begin_return()
-        return True
+        return self._connection.look_for_loss()
 
-    def _begin_return(self) -> None:
-        tree = self.room.tree
-        if self._dial is not None and isinstance(tree, MirroredTree):
-            self._returning = Returning(
-                self._dial,
-                self.room,
-                tree,
-                self._active.values,
-                mode="thin" if self._thin else "mirrored",
-                seed=self._seed,
-                count=self.count,
-            )
+    def _on_lost(self) -> None:
+        self._restores.lose_daemon(self._active.values())
 
     def _before_giving_up(self) -> None:
-        if self._returning is not None:
-            self._come_home(self._returning.before_giving_up())
-
-    def _come_home(self, client: DaemonClient | None) -> None:
-        """There is a daemon again that knows all."""
-        if client is not None:
-            self.client, self._returning = client, None
-            self.degraded = ""
-            self.moved = True
-            self.count("returned")
+        self.moved |= self._connection.before_giving_up()
 
     def _now_us(self) -> int:
         if self.client is not None:

@@ -7,6 +7,7 @@ it is at that moment, its word included. It must never speak of a span that was 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from directory.core.actions import GaveUp, Inserted
@@ -79,21 +80,24 @@ class Republisher:
             self._unsaid[report.span] = None
             self._owed += 1
 
-    def on_given_up(self, report: Evicted | Flush) -> None:
+    def on_given_up(self, reports: Iterable[Evicted | Flush]) -> None:
         """Pages were given up: the daemon hears of those that it was told of. Mirrored only."""
-        if isinstance(report, Flush):
-            self._unsaid.clear()
-            self.client.report(report)
-            return
-        said = Evicted(
-            tuple(run for run in report.runs if run[0] not in self._unsaid),
-            tuple(word for word in report.words if word[0] not in self._unsaid),
-        )
-        for slot, _ in report.words:
-            if slot not in self.mirror.pool.spans:
-                self._unsaid.pop(slot, None)
-        if said.runs:
-            self.client.report(said)
+        gone: set[int] = set()
+        for report in reports:
+            if isinstance(report, Flush):
+                self._unsaid.clear()
+                self.client.report(report)
+                continue
+            said = Evicted(
+                tuple(run for run in report.runs if run[0] not in self._unsaid),
+                tuple(word for word in report.words if word[0] not in self._unsaid),
+            )
+            gone.update(slot for slot, _ in report.words if slot not in self.mirror.pool.spans)
+            if said.runs:
+                self.client.report(said)
+        # Only now: a span that was never said may have pages in several of the reports.
+        for slot in gone:
+            self._unsaid.pop(slot, None)
 
     # Private.
 

@@ -25,10 +25,11 @@ from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.compute import Compute
 from scheduler_shim.fills import Fill, Fills
-from scheduler_shim.own_tree import MirroredTree, ThinTree, question
-from scheduler_shim.pools import SharedPool
+from scheduler_shim.own_tree import MirroredTree, question
+from scheduler_shim.pools import Pool
 from scheduler_shim.request import Phase, Request
 from scheduler_shim.room import Room
+from scheduler_shim.thin_tree import ThinTree
 
 LOSSES_MAX = 2
 """After so many lost restores a request is admitted without."""
@@ -37,10 +38,18 @@ LOSSES_MAX = 2
 class Around(Protocol):
     """What restores need of the scheduler around them."""
 
-    pool: SharedPool
-    client: DaemonClient | None
     room: Room
     compute: Compute
+
+    @property
+    def pool(self) -> Pool:
+        """The scheduler's own."""
+        ...
+
+    @property
+    def client(self) -> DaemonClient | None:
+        """The daemon's, while there is one."""
+        ...
 
     def publish(
         self, request: Request, pages: int, written: tuple[int, int], *, keep: bool
@@ -167,7 +176,8 @@ class Restores:
             )
             seq = around.client.ask(message, around.client.deadlines.restore_ms)
             if seq:
-                self.fills.begin(seq, request, targets, around.compute.seed)
+                digests = request.digests(around.compute.seed)
+                self.fills.begin(seq, request, targets, digests[start : start + len(targets)])
                 request.phase = Phase.RESTORING
                 around.count("restores")
                 return
@@ -234,16 +244,11 @@ class Restores:
     def _keep_landed(self, fill: Fill) -> None:
         """Nobody waits: insert as evictable if the path above still stands, else free."""
         around, tree = self._around, self._around.room.tree
-        if isinstance(tree, MirroredTree):
-            hit = tree.mirror.match(fill.key, fill.tokens)
-            if hit.page_count >= fill.start:
-                orphan = Request(0, fill.name, fill.key, fill.tokens, b"", fill.page_key)
-                orphan.row.frombytes(hit.pages[: 4 * fill.start])
-                orphan.tree_pages = fill.start
-                orphan.row.extend(fill.targets)
-                around.publish(orphan, fill.end, around.pool.now(), keep=False)
-                around.count("landings_kept")
-                return
+        orphan = fill.orphan(tree.mirror) if isinstance(tree, MirroredTree) else None
+        if orphan is not None:
+            around.publish(orphan, fill.end, around.pool.now(), keep=False)
+            around.count("landings_kept")
+            return
         around.room.free(fill.targets)
         around.count("landings_freed")
 

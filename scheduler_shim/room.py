@@ -14,10 +14,11 @@ from typing import NamedTuple
 from directory.core.ids import NO_LEASE
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.mirror import Mirror
-from scheduler_shim.own_tree import MirroredTree, OwnTree, ThinTree
-from scheduler_shim.pools import PageAllocator, SharedPool
+from scheduler_shim.own_tree import MirroredTree, OwnTree
+from scheduler_shim.pools import Allocator, Pool
 from scheduler_shim.request import Request
 from scheduler_shim.spans import SpanTable
+from scheduler_shim.thin_tree import ThinTree
 
 
 class PageCounts(NamedTuple):
@@ -33,25 +34,31 @@ class PageCounts(NamedTuple):
 class Room:
     """Pages of one pool. `on_evicted` is called after every eviction, before anything is taken:
     a thin one asks the daemon, and whoever uses this must learn at once when it is lost.
-    `before_giving_up` is called before the tree is asked to give anything up."""
+    `before_giving_up` is called before the tree is asked to give anything up. `foreign` counts
+    pages that others took from beneath the allocator and that no row here has."""
 
     def __init__(
         self,
-        pool: SharedPool,
+        pool: Pool,
         client: DaemonClient | None,
         *,
+        allocator: Allocator,
         thin: bool,
         before_giving_up: Callable[[], object],
         on_evicted: Callable[[], object],
         count: Callable[[str, int], None],
+        foreign: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.allocator = PageAllocator(pool.page_count)
+        self.allocator = allocator
         self._pool = pool
+        self._foreign = foreign
         self._before_giving_up = before_giving_up
         self._on_evicted = on_evicted
         self._count = count
         self._spans = SpanTable(pool.words, pool.page_count)
         self._quarantined = array("I")
+        self.on_quiet: Callable[[], object] = lambda: None
+        """Called when no mover has the pool any more, before the quarantine is released."""
         self.tree: OwnTree
         if thin and client is not None:
             self.tree = ThinTree(self._spans, client)
@@ -63,9 +70,14 @@ class Room:
         """Pages of the pool that are not quarantined."""
         return self._pool.page_count - len(self._quarantined)
 
+    @property
+    def quarantined(self) -> array[int]:
+        """Pages that somebody may still write into; to be looked at only."""
+        return self._quarantined
+
     def allocate(self, count: int) -> array[int] | None:
         """Take `count` pages, evicting where there are too few; all or none."""
-        self._evict(count - self.allocator.free_count)
+        self.evict(count - self.allocator.free_count)
         return self.allocator.allocate(count)
 
     def allocate_up_to(self, count: int) -> array[int]:
@@ -73,7 +85,7 @@ class Room:
         short = count - self.allocator.free_count
         if isinstance(self.tree, MirroredTree):
             short = min(short, self.tree.mirror.totals.evictable)
-        self._evict(short)
+        self.evict(short)
         return self.allocator.allocate(min(count, self.allocator.free_count)) or array("I")
 
     def free(self, pages: bytes | array[int]) -> int:
@@ -82,6 +94,16 @@ class Room:
             return 0
         self.allocator.free(pages)
         return len(pages) // 4 if isinstance(pages, bytes) else len(pages)
+
+    def evict(self, count: int) -> int:
+        """Give up and free at most `count` unprotected pages, coldest first; returns how many."""
+        freed = 0
+        if count > 0:
+            self._before_giving_up()
+            freed = self.free(self.tree.evict(count))
+            self._count("pages_evicted", freed)
+            self._on_evicted()
+        return freed
 
     def flush(self) -> None:
         """Give up every page of the tree that no request uses."""
@@ -95,6 +117,7 @@ class Room:
 
     def release_quarantine(self) -> int:
         """Nobody writes into quarantined pages any more; returns how many are free again."""
+        self.on_quiet()
         pages, self._quarantined = self._quarantined, array("I")
         return self.free(pages)
 
@@ -114,7 +137,7 @@ class Room:
         for request in requests:
             used.update(request.row)
             if request.tree_pages:
-                tree.publish(request, request.tree_pages, self._pool.now(), keep=True)
+                tree.publish(request, request.tree_pages, self._pool.advance(), keep=True)
         self.free(array("I", (page for page in self.allocator.used() if page not in used)))
 
     def return_to(self, client: DaemonClient, requests: Iterable[Request], *, thin: bool) -> bool:
@@ -131,7 +154,7 @@ class Room:
         rows = [request for request in requests if request.tree_pages]
         thin_tree = ThinTree(self._spans, client)
         for request in rows:
-            if not client.lost and not thin_tree.protect(request, self._pool.now()):
+            if not client.lost and not thin_tree.protect(request, self._pool.advance()):
                 client.lose("no answer to Insert: a row is not protected")
         if client.lost:
             for request in rows:
@@ -147,7 +170,7 @@ class Room:
         return PageCounts(
             self.allocator.free_count,
             self.tree.pages,
-            sum(len(request.row) - request.tree_pages for request in requests),
+            sum(len(request.row) - request.tree_pages for request in requests) + self._foreign(),
             sum(len(pages) for pages in landing),
             len(self._quarantined),
         )
@@ -167,12 +190,6 @@ class Room:
         if any(not free.isdisjoint(r.row) for r in requests):
             found.append("pages: a row has a page that is free")
         return found + self.tree.check()
-
-    def _evict(self, count: int) -> None:
-        if count > 0:
-            self._before_giving_up()
-            self._count("pages_evicted", self.free(self.tree.evict(count)))
-            self._on_evicted()
 
     def _new_mirror(self) -> Mirror:
         return Mirror(

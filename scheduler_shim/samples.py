@@ -29,3 +29,10 @@ class Samples:
             at = self._random.randrange(self.seen)
             if at < self._most:
                 self.values[at] = value
+
+    def percentile(self, percent: int) -> float:
+        """The value below which so many percent of the sample lie; 0 for an empty one."""
+        if not self.values:
+            return 0.0
+        values = sorted(self.values)
+        return values[min(len(values) * percent // 100, len(values) - 1)]

@@ -22,7 +22,7 @@ from directory.protocol.messages import (
     Welcome,
 )
 from directory.protocol.version import VERSION_MAX, VERSION_MIN
-from scheduler_shim.pools import SharedPool
+from scheduler_shim.pools import Pool
 from transfer.ipc.channel import FdChannel, close_fds
 
 SESSION_NAME: Final = "session.sock"
@@ -48,13 +48,14 @@ class Registration(NamedTuple):
 
 def register(
     runtime_dir: Path,
-    pool: SharedPool,
+    pool: Pool,
     *,
     instance: str,
     mode: Mode,
     deadline_s: float,
     world_size: int = 1,
     rank: int = 0,
+    software: str = SOFTWARE,
 ) -> tuple[FdChannel, Registration]:
     """Say hello and hand the pool over; returns the open session.
 
@@ -67,7 +68,7 @@ def register(
     except OSError as error:
         raise DaemonAbsent(f"no daemon listens at {path}: {error}; start one there") from error
     try:
-        welcome = _ask(channel, hello(), (), deadline_s)
+        welcome = _ask(channel, hello(software), (), deadline_s)
         if not isinstance(welcome, Welcome):
             raise ProtocolError(f"the daemon answered Hello with {type(welcome).__name__}")
         message = register_message(
@@ -85,13 +86,13 @@ def register(
     return channel, registration
 
 
-def hello() -> bytes:
-    """The first frame of a session."""
-    return encode(Hello(VERSION_MIN, VERSION_MAX, SOFTWARE))
+def hello(software: str = SOFTWARE) -> bytes:
+    """The first frame of a session. `software` is for the daemon's log."""
+    return encode(Hello(VERSION_MIN, VERSION_MAX, software))
 
 
 def register_message(
-    pool: SharedPool, *, instance: str, mode: Mode, world_size: int = 1, rank: int = 0
+    pool: Pool, *, instance: str, mode: Mode, world_size: int = 1, rank: int = 0
 ) -> Register:
     """The message that hands a pool over; its descriptors are `pool.fds`.
 
@@ -105,6 +106,8 @@ def register_message(
         pool.packed_handles(),
         world_size,
         rank,
+        pool.packed_sync(),
+        pool.named,
     )
 
 

@@ -28,6 +28,7 @@ from scheduler_shim.dial import DaemonDial
 from scheduler_shim.link import monotonic_us
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.renamed import RenamedPool
 from scheduler_shim.worker_messages import (
     AskSummary,
     Configure,
@@ -136,7 +137,8 @@ class Worker:
             return
         self._configure = configure
         try:
-            pool = SharedPool(
+            kind = RenamedPool if configure.named else SharedPool
+            pool = kind(
                 page_size=configure.page_size,
                 page_count=configure.page_count,
                 bytes_per_token=configure.bytes_per_token,

@@ -16,6 +16,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     `private`: a cache salt of the instance's own, so that nothing is shared.
     `concurrency`: requests that the scheduler may have in progress at once. `settle`: a request
     counts as finished only when the daemon has carried out everything it reported (strict order).
+    `named`: the pool speaks of its pages by name, as a GPU's scheduler does.
     """
 
     instance: str
@@ -29,6 +30,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     concurrency: int = 1
     token_seed: int = 0
     settle: bool = False
+    named: bool = False
 
 
 class Configured(msgspec.Struct, frozen=True, tag="configured"):

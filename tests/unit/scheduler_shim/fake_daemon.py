@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from directory.core.actions import Action, Answer, ReleasePool, SubmitCopy
+from directory.core.actions import Action, Answer, Refused, ReleasePool, SubmitCopy
 from directory.core.actions import Registered as RegisteredAction
 from directory.core.directory import Directory
 from directory.core.events import (
@@ -34,7 +34,8 @@ from directory.protocol.messages import (
     ReplyEnvelope,
 )
 from directory.protocol.stream import Arrival, ReceiveStream
-from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.session import Registration
 from transfer.device.cpu import CpuDevice
@@ -95,7 +96,8 @@ class _Peer:
 
 
 class FakeDaemon:
-    """`drop_request`, `drop_reply`: say which bodies get lost. `hold_copies`: none progresses."""
+    """`drop_request`, `drop_reply`: say which bodies get lost. `gone`: whose answers are lost and
+    kept no longer when they are asked for again. `hold_copies`: none progresses."""
 
     def __init__(self, *, host_pages: int = 64, page_bytes: int = BYTES_PER_TOKEN * 4) -> None:
         self.clock_us = 1_000_000
@@ -112,6 +114,7 @@ class FakeDaemon:
         self.hold_copies = False
         self.drop_request: Callable[[Body], bool] = lambda _: False
         self.drop_reply: Callable[[DaemonBody], bool] = lambda _: False
+        self.gone: Callable[[Body], bool] = lambda _: False
         self.heard: list[Body] = []
         self.said: list[DaemonBody] = []
         self.copies: list[SubmitCopy] = []
@@ -119,6 +122,7 @@ class FakeDaemon:
         self._peers: dict[int, _Peer] = {}
         self._instances: dict[int, str] = {}
         self._mapped_still: dict[int, str] = {}
+        self._gone: set[tuple[int, int]] = set()
         self._tokens = 0
 
     def connect(
@@ -154,6 +158,7 @@ class FakeDaemon:
                 pool.fds,
                 memory=self.ipc,
                 tables=self.ipc,
+                page_table=pool.named,
             )
         )
         self._instances[registered.pool] = instance
@@ -195,7 +200,9 @@ class FakeDaemon:
     def lose_mover(self) -> None:
         """The mover dies; the next one knows the pools and none of the copies."""
         while not self.engine.idle:
-            self.engine.step()
+            for event in self.engine.step():
+                if isinstance(event, PoolReleased):  # what is mapped dies with it
+                    self._mapped_still.pop(event.pool, None)
         self.tell(MoverLost(self.clock_us, "killed by the test"))
 
     def tell(self, event: Event) -> None:
@@ -263,6 +270,8 @@ class FakeDaemon:
         if arrival is Arrival.NEW:
             self.heard.append(body)
             before = len(peer.link.to_client)
+            if self.gone(body):
+                self._gone.add((peer.pool, envelope.seq))
             self.tell(Asked(peer.pool, envelope.seq, self.clock_us, body))
             if len(peer.link.to_client) == before:
                 self._reply(peer, 0, Acked())
@@ -275,6 +284,8 @@ class FakeDaemon:
             self._reply(peer, 0, Acked())
 
     def _reply(self, peer: _Peer, seq: int, body: DaemonBody) -> None:
+        if (peer.pool, seq) in self._gone:
+            body = Refused("answer_gone", "dropped by a limit")
         frame = encode(ReplyEnvelope(self.epoch, peer.stream.acked, seq, body))
         if seq:
             peer.stream.keep(seq, frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from directory.core.events import Insert, Match
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages
-from scheduler_shim.client import Deadlines
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.pools import SharedPool
 from tests.unit.scheduler_shim.support import BYTES_PER_TOKEN, PAGE_SIZE, FakeDaemon, tokens
 

@@ -8,10 +8,12 @@ from directory.core.actions import Totals
 from directory.core.errors import TreecoredError
 from directory.core.events import Mode
 from directory.core.namespace import NamespaceKey
-from scheduler_shim.client import DaemonClient, Deadlines
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.own_tree import MirroredTree
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.renamed import RenamedPool
 from scheduler_shim.request import Phase
 from scheduler_shim.session import DaemonAbsent
 from scheduler_shim.worker_messages import Finished
@@ -94,9 +96,10 @@ class Node:
         key: NamespaceKey | None = None,
         deadlines: Deadlines | None = None,
         chunk_pages: int = 0,
+        renamed: bool = False,
     ) -> None:
         self.deadlines = deadlines
-        self.pool = SharedPool(
+        self.pool = (RenamedPool if renamed else SharedPool)(
             page_size=page_size, page_count=page_count, bytes_per_token=BYTES_PER_TOKEN
         )
         self.daemon = daemon

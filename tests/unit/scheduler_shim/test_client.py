@@ -298,3 +298,91 @@ def test_a_wait_does_not_sleep_over_an_answer_that_a_call_took_in(pair: Pair) ->
 def test_attached_is_no_answer_to_a_message(pair: Pair) -> None:
     pair.daemon.say(2, 0, Attached())
     assert pair.client.poll() == []
+
+
+def gone(pair: Pair, seq: int) -> None:
+    """The daemon says that the answer of a message is kept no longer."""
+    pair.daemon.say(2, seq, Refused("answer_gone", "dropped by a limit"))
+
+
+def lose_answers(pair: Pair) -> None:
+    """Every answer from now on is lost on its way, and all are gone once asked for again."""
+    pair.daemon.drop_reply = lambda body: not isinstance(body, Refused)
+
+
+def test_an_answer_that_is_gone_is_no_answer_and_no_silence_f76(pair: Pair) -> None:
+    seq = pair.client.ask(Stats())
+    gone(pair, seq)
+    assert pair.client.poll() == [(seq, None)]
+    assert pair.client.counters == {"answers_gone": 1}
+    assert (pair.client.lost, pair.client.open_count) == ("", 1)  # it is not acknowledged yet
+    pair.daemon.run()
+    assert pair.client.poll() == []
+    assert pair.client.open_count == 0
+
+
+def test_a_call_whose_answer_is_gone_has_none_at_once_f76(pair: Pair) -> None:
+    gone(pair, 1)
+    before = pair.daemon.clock_us
+    assert pair.client.call(Stats()) is None
+    assert pair.daemon.clock_us == before
+    assert "deadlines_missed" not in pair.client.counters
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_lease_whose_answer_is_gone_falls_by_the_next_list_f72(
+    pair: Pair, abandoned: bool
+) -> None:
+    pair.publish()
+    lose_answers(pair)
+    seq = pair.client.ask(question())
+    pair.daemon.run()
+    assert len(pair.daemon.directory.leases) == 1
+    if abandoned:
+        pair.client.abandon(seq)
+        assert pair.client.abandoned_count == 1
+    gone(pair, seq)
+    assert pair.client.poll() == ([] if abandoned else [(seq, None)])
+    assert pair.client.abandoned_count == 0
+    assert pair.client.live_due(idle=True), "a lease may be out, and nobody has its receipt"
+    pair.client.report_live([("q", 0)])
+    pair.daemon.run()
+    assert len(pair.daemon.directory.leases) == 1, "its request is alive"
+    pair.client.report_live([])
+    pair.daemon.run()
+    assert len(pair.daemon.directory.leases) == 0
+    assert not pair.client.live_due(idle=True)
+
+
+def test_a_restore_whose_answer_is_gone_is_over_and_counts_for_nothing_f76(pair: Pair) -> None:
+    pair.publish()
+    matched = pair.client.call(question())
+    assert isinstance(matched, Matched)
+    lose_answers(pair)
+    body = Restore("q", 0, matched.receipt, 0, pack_pages([0, 1, 2]), (0, 0))
+    seq = pair.client.ask(body, 5_000)
+    pair.later(6)
+    assert pair.client.poll() == [(seq, None)]
+    gone(pair, seq)
+    ((again, reply),) = pair.client.poll()
+    assert (again, type(reply)) == (seq, Refused), (
+        "its targets are quiet now, and it has not landed"
+    )
+
+
+def test_a_report_whose_answer_is_gone_is_no_divergence(pair: Pair) -> None:
+    pair.client.report(Unlock(7))
+    gone(pair, 1)
+    gone(pair, 99)
+    assert pair.client.poll() == []
+    assert (pair.client.refused, pair.client.lost, pair.client.counters) == ([], "", {})
+
+
+def test_a_rank_whose_answer_is_gone_gives_the_daemon_up_f107(pair: Pair) -> None:
+    pair.link.alive = True
+    registration = pair.client.registration
+    rank = DaemonClient(pair.link, registration, QUICK, world_size=2)
+    seq = rank.ask(Stats())
+    gone(pair, seq)
+    rank.poll()
+    assert "the ranks must have the same" in rank.lost

@@ -1,7 +1,11 @@
 """The client's list of live requests: when it is due, whom it names and what falls by it."""
 
+import pytest
+
+from directory.core import limits
 from directory.core.actions import Matched
 from directory.core.events import Live, Match, Stats, Unlock
+from scheduler_shim.questions import live_parts
 from tests.unit.scheduler_shim.pair import KEY, Pair, question
 from tests.unit.scheduler_shim.support import tokens
 
@@ -62,3 +66,25 @@ def test_who_has_asked_and_has_no_answer_is_alive_wanted_or_not_f72(pair: Pair) 
     pair.daemon.run()
     assert len(pair.daemon.directory.leases) == 1  # only the receipt of the late answer went
     assert "leases_unlisted" not in pair.daemon.directory.counters
+
+
+def test_a_long_list_goes_in_parts_f72(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LIVE_REQUESTS_MAX", 2)
+    pair.publish()
+    assert isinstance(pair.client.call(question()), Matched)
+    pair.client.report_live([(name, 0) for name in ("a", "b", "c", "d", "q")])
+    pair.daemon.run()
+    lives = [body for body in pair.daemon.heard if isinstance(body, Live)]
+    assert lives == [
+        Live((("a", 0), ("b", 0)), first=True, last=False),
+        Live((("c", 0), ("d", 0)), first=False, last=False),
+        Live((("q", 0),), first=False, last=True),
+    ]
+    assert len(pair.daemon.directory.leases) == 1
+    pair.client.report_live([(name, 0) for name in ("a", "b", "c", "d")])
+    pair.daemon.run()
+    assert len(pair.daemon.directory.leases) == 0
+
+
+def test_the_list_of_nobody_is_one_part_f72() -> None:
+    assert list(live_parts([])) == [Live(())]

@@ -3,7 +3,7 @@
 import pytest
 
 from directory.core.events import Mode, Restore
-from scheduler_shim.client import Deadlines
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.request import Phase
 from tests.unit.scheduler_shim.support import (
     Cluster,

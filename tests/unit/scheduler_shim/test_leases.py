@@ -34,3 +34,15 @@ def test_a_lease_goes_with_its_release_its_absence_from_a_list_or_all_at_once() 
     assert repr(leases) == "<LeasesOut {3: ('q', 3)}>"
     leases.clear()
     assert len(leases) == 0
+
+
+def test_a_lease_whose_receipt_nobody_knows_counts_until_its_asker_is_listed_no_more() -> None:
+    leases = LeasesOut()
+    leases.unknown(Stats())
+    assert len(leases) == 0
+    leases.unknown(MATCH)
+    leases.listed([("q", 1)])
+    assert repr(leases) == "<LeasesOut {}, unknown [('q', 1)]>"
+    assert len(leases) == 1
+    leases.listed([("q", 2)])
+    assert len(leases) == 0

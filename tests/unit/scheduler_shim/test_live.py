@@ -5,7 +5,7 @@ from directory.core.events import Live, Match, Mode
 from directory.core.ids import NO_LEASE
 from directory.core.namespace import NamespaceKey
 from directory.protocol.messages import DaemonBody
-from scheduler_shim.client import Deadlines
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.request import Phase
 from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, Node, run_until, tokens
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from directory.core import limits
 from directory.core.actions import Totals
 from directory.core.errors import BadMessage, InternalError
 from directory.core.events import Evicted, Flush
@@ -68,7 +69,7 @@ def test_the_words_have_moved_on_when_pages_are_given_up(mirror: Mirror, words: 
     insert(mirror, tokens(1, 2, 3), 5, 6, 7)
     given = mirror.evict(2)
     assert sorted(unpack_pages(given.pages)) == [6, 7]
-    assert given.report == Evicted(((1, 1, 2),), ((1, 1),))
+    assert given.reports == (Evicted(((1, 1, 2),), ((1, 1),)),)
     assert words.read(1) == 1
     assert mirror.check() == []
     assert mirror.match(KEY, tokens(1, 2, 3)).page_count == 1
@@ -83,7 +84,7 @@ def test_a_locked_path_is_not_given_up(mirror: Mirror) -> None:
     assert mirror.totals == Totals(1, 1)
     assert list(unpack_pages(mirror.evict(2).pages)) == [6]
     mirror.unlock(node)
-    assert mirror.evict(1) == (b"", None)
+    assert mirror.evict(1) == (b"", ())
     mirror.unlock(node)
     assert list(unpack_pages(mirror.evict(1).pages)) == [5]
     with pytest.raises(InternalError, match="not locked"):
@@ -106,7 +107,7 @@ def test_a_flush_without_locks_moves_the_pool_word_on(mirror: Mirror, words: Wor
     insert(mirror, tokens(1, 2), 5, 6)
     given = mirror.flush()
     assert sorted(unpack_pages(given.pages)) == [5, 6]
-    assert given.report == Flush("pool", 1)
+    assert given.reports == (Flush("pool", 1),)
     assert words.read(0) == 1
     assert mirror.check() == []
 
@@ -116,7 +117,7 @@ def test_a_flush_beside_locks_names_what_it_gives_up(mirror: Mirror, words: Word
     node = mirror.match(KEY, tokens(1)).node
     assert node is not None
     mirror.lock(node)
-    assert mirror.flush().report == Evicted(((1, 1, 1),), ((1, 1),))
+    assert mirror.flush().reports == (Evicted(((1, 1, 1),), ((1, 1),)),)
     assert words.read(0) == 0
 
 
@@ -128,3 +129,19 @@ def test_a_refused_insert_changes_nothing(mirror: Mirror) -> None:
         mirror.insert("r", 0, NamespaceKey(cache_salt="x"), tokens(2), pack_pages([99]), (1, 1))
     assert mirror.check() == []
     assert mirror.totals == Totals(1, 0)
+
+
+def test_more_than_a_report_may_name_goes_in_portions_with_new_words_each(
+    mirror: Mirror, words: WordTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GAVE_UP_PAGES_MAX", 2)
+    insert(mirror, tokens(1, 2, 3), 5, 6, 7)
+    insert(mirror, tokens(1, 2, 3, 4), 5, 6, 7, 0)
+    given = mirror.evict(4)
+    assert list(unpack_pages(given.pages)) == [0, 7, 6, 5]
+    assert given.reports == (
+        Evicted(((2, 0, 1), (1, 2, 1)), ((2, 1), (1, 1))),
+        Evicted(((1, 0, 2),), ((1, 2),)),
+    )
+    assert (words.read(1), words.read(2)) == (2, 1)
+    assert mirror.check() == []

@@ -3,7 +3,7 @@
 import pytest
 
 from directory.core import limits
-from directory.core.events import Evict, Flush
+from directory.core.events import Evict, Flush, Insert, Match
 from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, tokens
 
 
@@ -49,3 +49,34 @@ def test_a_thin_flush_that_has_no_answer_gives_up_the_daemon_and_frees_what_went
     node.check()
     assert node.scheduler.mode == "degraded"
     assert node.scheduler.pages.free == 16
+
+
+def test_a_thin_insert_whose_answer_is_gone_gives_up_the_daemon(
+    cluster: Cluster, daemon: FakeDaemon
+) -> None:
+    node = cluster.add("a", "thin")
+    daemon.gone = lambda body: isinstance(body, Insert)
+    node.serve(1, tokens(1, 2, 3))
+    node.check()
+    assert node.scheduler.mode == "degraded"
+    assert node.scheduler.pages.free + node.scheduler.pages.tree == 16
+
+
+def test_a_thin_eviction_whose_answer_is_gone_gives_up_the_daemon(
+    cluster: Cluster, daemon: FakeDaemon
+) -> None:
+    node = cluster.add("a", "thin")
+    node.serve(1, tokens(1, 2, 3))
+    daemon.gone = lambda body: isinstance(body, Flush)
+    node.scheduler.flush()
+    node.check()
+    assert node.scheduler.mode == "degraded"
+    assert node.scheduler.pages.free == 16
+
+
+def test_a_thin_match_whose_answer_is_gone_is_a_miss(cluster: Cluster, daemon: FakeDaemon) -> None:
+    node = cluster.add("a", "thin")
+    daemon.gone = lambda body: isinstance(body, Match)
+    assert node.serve(1, tokens(1, 2, 3)).error == ""
+    node.check()
+    assert node.scheduler.mode == "thin"

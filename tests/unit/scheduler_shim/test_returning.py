@@ -212,7 +212,7 @@ def test_tries_wait_longer_and_longer_up_to_a_cap_with_jitter(
     cluster: Cluster, daemon: FakeDaemon
 ) -> None:
     nodes = [cluster.add(name, "mirrored") for name in "ab"]
-    nodes[1].scheduler._seed = 7
+    nodes[1].scheduler._connection._seed = 7
     lose(daemon, *nodes)
     for _ in range(4_000):
         daemon.clock_us += 10_000

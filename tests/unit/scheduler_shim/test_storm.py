@@ -1,10 +1,11 @@
 """Random requests, aborts, losses and losses of frames over three schedulers, checked every tick.
 
 Strategy: one seed draws prompts from a small tree of prefixes (so that they share, split and
-diverge), pools and a host tier that are too small for them, and after every step at most one
-disturbance. Checked after every tick, at every scheduler and at the daemon: pages are conserved,
-spans and words agree, locks equal claims, orders equal a recount, no verified page is wrong. At
-rest: nothing is leased, and the daemon's view of each pool equals that pool's own.
+diverge), pools and a host tier that are too small for them (every other pool speaks of its pages
+by name), and after every step at most one disturbance. Checked after every tick, at every scheduler
+and at the daemon: pages are conserved, spans and words agree, locks equal claims, orders equal a
+recount, no verified page is wrong. At rest: nothing is leased, and the daemon's view of each pool
+equals that pool's own.
 """
 
 import random
@@ -15,7 +16,7 @@ import pytest
 from directory.core.actions import Restored
 from directory.core.events import Body, Live, Mode
 from directory.protocol.messages import Attached, DaemonBody
-from scheduler_shim.client import Deadlines
+from scheduler_shim.deadlines import Deadlines
 from tests.unit.scheduler_shim.support import FakeDaemon, Node, tokens
 
 STEPS = 150
@@ -46,6 +47,7 @@ class Storm:
                 concurrency=self.chance.randint(1, 4),
                 chunk_pages=self.chance.choice((0, 0, 1, 2)),
                 deadlines=DEADLINES[mode],
+                renamed=(seed + number) % 2 == 1,
             )
             for number, mode in enumerate(modes)
         ]

@@ -1,0 +1,398 @@
+"""Held-back restores: waiting requests whose prefix lies elsewhere wait until it has landed here.
+
+Owns, for every request near the head of SGLang's queue, where its look-up stands, and the restores
+under way. It decides who is held back and for how long; it never touches SGLang's objects, and
+nothing in it waits: answers are taken when they are there.
+
+A held request owns nothing of the pool. Its own prefix is not locked while it waits, and what lands
+is inserted as evictable where the path above it still stands (else it is freed): so it cannot take
+room from the request at the head of the queue. Afterwards the request simply matches on the device.
+It is admitted without when nothing worth it lies beyond, when there is no room within the share,
+after two lost landings, and after `hold_ms_max`; a restore that nobody waits for goes on.
+
+A thin tree's lease on the own prefix lasts as long as the restore, because only the daemon knows
+what stands; with nobody waiting a thin landing is freed. What a thin engine asks is asked without a
+lease, and leased by a call of its own when a restore is worth it: nothing may protect own pages
+without this side's knowing at once, or SGLang would be promised pages that cannot be evicted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from directory.core.actions import AnyReply, Matched, Restored
+from directory.core.events import Match, Restore
+from directory.core.ids import NO_LEASE
+from directory.core.tokens import pack_pages
+from scheduler_shim.fills import Fill, Fills
+from scheduler_shim.own_tree import MirroredTree, question
+from scheduler_shim.questions import LiveRequest
+from scheduler_shim.request import Request
+from scheduler_shim.sglang.landings import Landings
+from scheduler_shim.sglang.layerwise import Layerwise
+from scheduler_shim.sglang.settings import Settings
+from scheduler_shim.sglang.targets import Targets
+from scheduler_shim.sglang.waiting import HELD, Around, Entry, KeyOf, Stage, Waiting
+from scheduler_shim.thin_tree import ThinTree
+
+LOSSES_MAX: Final = 2
+"""After so many lost landings a request is admitted without."""
+FILLS_MAX: Final = 4
+"""Restores that one request waits for: a path may come in pieces, but not for ever."""
+
+
+class HeldBack:
+    """The look-ups and restores of one engine; mutated by its scheduler's thread alone."""
+
+    def __init__(self, around: Around, settings: Settings, key_of: KeyOf, loads: Layerwise) -> None:
+        self.fills = Fills()
+        self._around = around
+        self._loads = loads
+        loads.look_ups = self
+        self._landings = Landings(around)
+        self._targets = Targets(around, settings, self.fills)
+        self._settings = settings
+        self._key_of = key_of
+        self._entries: dict[str, Entry] = {}
+        self._by_number: dict[int, Entry] = {}
+        self._asking: dict[int, Entry] = {}
+        self._tick = 0
+
+    # What the shim calls.
+
+    def tick(self, waiting: Sequence[Waiting], now_us: int) -> None:
+        """Look at the head of the queue: start look-ups, forget who is gone, end long waits."""
+        self._tick += 1
+        asks = self._settings.asks_max
+        for position, req in enumerate(waiting):
+            if position >= self._settings.window:
+                break
+            entry = self._entries.get(req.rid)
+            if entry is None:
+                entry = self._enter(req, now_us)
+            entry.seen = self._tick
+            if asks > 0 and (entry.stage is Stage.NEW or self._worth_asking(entry, now_us)):
+                asks -= self._look_up(entry, now_us)
+        for entry in list(self._entries.values()):
+            if entry.seen != self._tick:
+                self._forget(entry)
+            elif now_us - entry.since_us >= 1_000 * self._settings.hold_ms_max:
+                self._pass_overdue(entry)
+
+    def take(self, seq: int, reply: AnyReply | None, now_us: int) -> None:
+        """An answer has come, or (None) its deadline has passed."""
+        entry = self._asking.pop(seq, None)
+        fill = self.fills.get(seq)
+        if entry is not None:
+            entry.request.seq = 0
+            self._on_matched(entry, reply, now_us)
+        elif fill is not None and reply is None:
+            # The mover may still write into the targets: they stay out of use until it says.
+            self._around.count("restores_expired")
+            for request in fill.drop_all():
+                self.let_go(request)
+        elif fill is not None and reply is not None:
+            self.fills.end(fill)
+            if not self._loads.take(fill, reply):
+                self._on_answer(fill, reply, now_us)
+
+    def held(self, rid: str) -> bool:
+        """Whether a request is to stay in the queue for now."""
+        entry = self._entries.get(rid)
+        return entry is not None and entry.stage in HELD
+
+    def restored_tokens(self, rid: str) -> int:
+        """Tokens of a request that were restored for it while it waited."""
+        entry = self._entries.get(rid)
+        return entry.restored if entry is not None else 0
+
+    def gone(self, rid: str) -> None:
+        """A request is admitted, or ended. Repeatable; the next tick would find out by itself."""
+        entry = self._entries.get(rid)
+        if entry is not None:
+            self._forget(entry)
+
+    def forget_all(self) -> None:
+        """Nobody waits any more; restores under way go on."""
+        for entry in list(self._entries.values()):
+            self._forget(entry)
+
+    def end_namespaces(self) -> None:
+        """The weights are about to change: what is under way is never inserted."""
+        self.forget_all()
+        for fill in self.fills:
+            fill.drop_all()
+            fill.stale = True
+
+    def lose_daemon(self) -> None:
+        """No answer will come; everybody goes on without."""
+        in_rows = self._loads.lose_daemon()
+        for fill in self.fills.clear():
+            fill.drop_all()
+            if fill not in in_rows:
+                self._around.room.quarantine(fill.targets)
+        for entry in self._entries.values():
+            entry.request.seq, entry.request.receipt = 0, NO_LEASE
+        self._entries.clear()
+        self._by_number.clear()
+        self._asking.clear()
+
+    @property
+    def rows(self) -> Sequence[Request]:
+        """The row that is being inserted: whoever keeps the tree next must know of it."""
+        return self._landings.rows
+
+    @property
+    def held_count(self) -> int:
+        """Requests that are held back now."""
+        return sum(entry.stage in HELD for entry in self._entries.values())
+
+    @property
+    def alive(self) -> list[LiveRequest]:
+        """The names by which requests may hold leases of the daemon."""
+        return [name for entry in self._entries.values() for name in entry.request.alive_as]
+
+    # Look-ups.
+
+    def _enter(self, req: Waiting, now_us: int) -> Entry:
+        key, tokens = self._key_of(req)
+        entry = Entry(req.rid, self._around.request(key, tokens), now_us)
+        self._entries[req.rid] = self._by_number[entry.request.number] = entry
+        return entry
+
+    def _look_up(self, entry: Entry, now_us: int) -> int:
+        """Find what the own pool has, join what is on its way, ask for the rest; how many asks."""
+        request, client = entry.request, self._around.client
+        again = entry.stage is Stage.PASSED
+        entry.stage = Stage.PASSED
+        entry.asked_us = now_us
+        if client is None:
+            return 0
+        if isinstance(self._around.room.tree, MirroredTree):
+            self._match_own(request)
+            if self.join(entry) or self._beyond(request, request.match_pages) == 0:
+                return 0
+        elif request.match_pages < self._settings.restore_min_pages:
+            return 0
+        if len(self.fills) >= self._settings.fills_max:
+            self._around.count("restores_put_off")
+            return 0
+        request.seq = client.ask(self._question(request))
+        if request.seq:
+            self._asking[request.seq] = entry
+            # Who is asked for again because it has waited long is not held back for the answer.
+            entry.stage = Stage.PASSED if again else Stage.ASKING
+            self._around.count("asked")
+        return 1
+
+    def _worth_asking(self, entry: Entry, now_us: int) -> bool:
+        """It has passed, and waits so long that others may have published what it wants."""
+        waited_us = now_us - entry.asked_us
+        under_way = entry.stage is not Stage.PASSED or entry.request.seq
+        return not under_way and waited_us >= 1_000 * self._settings.reask_ms
+
+    def _on_matched(self, entry: Entry, reply: AnyReply | None, now_us: int) -> None:
+        """What lies beyond the own pool is known now."""
+        request, tree = entry.request, self._around.room.tree
+        held, entry.stage = entry.stage, Stage.PASSED
+        if not isinstance(reply, Matched):
+            self._around.count("matches_missed")
+            return
+        beyond = reply.restorable_pages
+        if isinstance(tree, MirroredTree):
+            request.lease(reply.receipt)
+            request.reach = len(request.row) + beyond
+            asked_from = len(request.row)
+            self._match_own(request)
+            if len(request.row) < asked_from:
+                # A part of the own prefix went meanwhile, and the lease does not cover that.
+                self.let_go(request)
+                if held is Stage.ASKING:
+                    self._look_up(entry, now_us)
+                return
+        else:
+            request.row = array("I")
+            request.row.frombytes(reply.own)
+            request.reach = reply.own_pages + beyond
+        offers = self._loads.offers
+        if self.join(entry) or (offers is not None and offers.make(self, entry, reply)):
+            return
+        if self.lease(request) and self._restore(entry):
+            return
+        self.let_go(request)
+
+    def _question(self, request: Request) -> Match:
+        """What lies beyond, with a lease of it. A thin one is without: it would protect own pages
+        too, and SGLang has promised those to whoever it admits until an answer is taken."""
+        acquire = isinstance(self._around.room.tree, MirroredTree)
+        return msgspec.structs.replace(question(request), acquire=acquire)
+
+    def lease(self, request: Request) -> bool:
+        """Thin: lease the path now that a part of it is to be restored; in one call, so that what
+        it protects is known at once. False: no answer came."""
+        tree = self._around.room.tree
+        if isinstance(tree, MirroredTree):
+            return True
+        if not self._beyond(request, request.reach) or not isinstance(tree, ThinTree):
+            return False
+        request.reach = tree.match(request)
+        return request.receipt != NO_LEASE
+
+    def _match_own(self, request: Request) -> None:
+        """Put what the pool holds into the row. Nothing is locked by it."""
+        tree = self._around.room.tree
+        found = tree.find(request.key, request.match_tokens)
+        request.row = array("I")
+        request.row.frombytes(found.pages)
+
+    def _beyond(self, request: Request, reach: int) -> int:
+        """Pages beyond the row; 0 where they are too few to be worth it."""
+        count = reach - len(request.row)
+        return count if count >= self._settings.restore_min_pages else 0
+
+    # Restores.
+
+    def join(self, entry: Entry) -> bool:
+        """Wait for a restore that brings the page behind the row anyway."""
+        start = len(entry.request.row)
+        fill = self.fills.ahead(entry.request, start)
+        if fill is None or fill.start > start or entry.fills >= FILLS_MAX:
+            return False
+        fill.add(entry.request)
+        self._wait_for_fill(entry)
+        self._around.count("restores_joined")
+        return True
+
+    def _wait_for_fill(self, entry: Entry) -> None:
+        """Hold it back for this one, but not for ever: its fills are counted."""
+        entry.stage = Stage.FILLING
+        entry.since_us = entry.asked_us
+        entry.fills += 1
+
+    def _restore(self, entry: Entry) -> bool:
+        """Have the pages from the row's end on restored, as far as there is room for them."""
+        request, around = entry.request, self._around
+        wanted = self._beyond(request, request.reach)
+        ahead = self.fills.ahead(request, len(request.row))
+        if ahead is not None:
+            wanted = min(wanted, ahead.start - len(request.row))
+        if request.receipt == NO_LEASE or wanted <= 0 or entry.fills >= FILLS_MAX:
+            return False
+        wanted = min(wanted, self._targets.room_for(request))
+        if wanted < self._settings.restore_min_pages:
+            around.count("restores_without_room")
+            return False
+        targets = self._targets.take(request, wanted)
+        client = around.client
+        if client is not None and targets:
+            # The targets are quiet once everything is done that was given to the streams so far,
+            # the writing of their names included.
+            quiet = around.pool.advance()
+            start = len(request.row)
+            message = Restore(
+                request.name, request.attempt, request.receipt, start, pack_pages(targets), quiet
+            )
+            seq = client.ask(message, client.deadlines.restore_ms)
+            if seq:
+                self.fills.begin(seq, request, targets)
+                self._wait_for_fill(entry)
+                around.count("restores")
+                around.count("pages_asked_for", len(targets))
+                return True
+        around.room.free(targets)
+        return False
+
+    # Landings.
+
+    def _on_answer(self, fill: Fill, reply: AnyReply | None, now_us: int) -> None:
+        """The targets are quiet; with a landing they hold what the path demands."""
+        requests = fill.drop_all()
+        entries = [self._by_number[request.number] for request in requests]
+        landed = isinstance(reply, Restored) and reply.landed and not fill.stale
+        if landed:
+            assert isinstance(reply, Restored)
+            page_bytes = self._around.pool.page_bytes
+            self._around.count("landed")
+            self._around.count("bytes_restored_host", reply.host_pages * page_bytes)
+            self._around.count("bytes_restored_peer", reply.peer_pages * page_bytes)
+            landed = self._landings.insert(fill, requests)
+        else:
+            self._around.count("lost")
+            self._around.room.free(fill.targets)
+        self._go_on(fill, entries, now_us, landed=landed)
+
+    def _go_on(self, fill: Fill, entries: Sequence[Entry], now_us: int, *, landed: bool) -> None:
+        """Those who waited for a fill match what is in the tree now, or look it up once more."""
+        for entry in entries:
+            request = entry.request
+            self.let_go(request)
+            entry.asked_us = now_us
+            reach = fill.agreeing_pages(request)
+            if landed:
+                entry.restored += (reach - fill.start) * self._around.pool.page_size
+                if reach >= request.match_pages:
+                    continue  # all of it is here
+            else:
+                request.losses += 1
+            if request.losses < LOSSES_MAX and entry.rid in self._entries:
+                request.attempt += 1
+                entry.stage = Stage.NEW
+                self._look_up(entry, now_us)
+
+    # Loads, which go on with their requests (layerwise.py).
+
+    def wait_for(self, rid: str) -> None:
+        """A request is not admitted with its load: it is held back for it."""
+        entry = self._entries.get(rid)
+        if entry is not None:
+            self._wait_for_fill(entry)
+
+    def hand_over(self, rid: str) -> None:
+        """A request is admitted with its load, which has its lease from here on."""
+        entry = self._entries.pop(rid, None)
+        if entry is not None:
+            del self._by_number[entry.request.number]
+
+    def wake(self, fill: Fill, *, landed: bool) -> None:
+        """A load that others wait for is over, and in the tree if it landed."""
+        entries = [self._by_number[request.number] for request in fill.drop_all()]
+        self._go_on(fill, entries, self._around.now_us(), landed=landed)
+
+    # Ends.
+
+    def _pass_overdue(self, entry: Entry) -> None:
+        if entry.stage in HELD:
+            self._around.count("held_too_long")
+            self._let_go_of_all(entry)
+            entry.stage = Stage.PASSED
+
+    def _forget(self, entry: Entry) -> None:
+        self._let_go_of_all(entry)
+        del self._entries[entry.rid]
+        del self._by_number[entry.request.number]
+
+    def _let_go_of_all(self, entry: Entry) -> None:
+        """It waits for nothing any more; a restore under way goes on without it."""
+        request = entry.request
+        if request.fill is not None:
+            request.fill.drop(request)
+        if request.seq:
+            del self._asking[request.seq]
+            if self._around.client is not None:
+                self._around.client.abandon(request.seq)
+            request.seq = 0
+        self.let_go(request)
+
+    def let_go(self, request: Request) -> None:
+        """Nothing elsewhere is needed any more; it may go on without waiting."""
+        self._around.room.tree.release(request)
+        entry = self._by_number.get(request.number)
+        if entry is not None:
+            entry.stage = Stage.PASSED
+
+    def __repr__(self) -> str:
+        return f"<HeldBack {self.held_count} of {len(self._entries)} held, {self.fills!r}>"

@@ -1,0 +1,112 @@
+"""Waiting requests as the shim sees them: what is read of SGLang's, and where a look-up stands.
+
+Owns the record of one waiting request. It must never hold on to an object of SGLang's: a request
+is known by its name, which says too whether it is still in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, Protocol
+
+from directory.core.errors import TreecoredError
+from directory.core.namespace import NamespaceKey
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.own_tree import Published
+from scheduler_shim.pools import Pool
+from scheduler_shim.request import Request
+from scheduler_shim.room import Room
+
+
+class Waiting(Protocol):
+    """What is read of a request in SGLang's waiting queue."""
+
+    @property
+    def rid(self) -> str:
+        """Its name, unique among those that are alive."""
+        ...
+
+
+KeyOf = Callable[..., tuple[NamespaceKey, bytes]]
+"""Namespace and packed tokens of a waiting request, cheap when asked again."""
+
+
+class Stage(Enum):
+    """Where a waiting request's look-up stands. The first three are held back (`HELD`)."""
+
+    NEW = "new"  # it is to be looked up
+    ASKING = "asking"  # what lies beyond the own pool is asked for
+    FILLING = "filling"  # a mover writes pages of its path
+    OFFERED = "offered"  # what lies beyond is loaded when SGLang admits it
+    PASSED = "passed"  # nothing is to be waited for
+
+
+HELD: Final = frozenset({Stage.NEW, Stage.ASKING, Stage.FILLING})
+"""Stages in which a request stays in the queue."""
+
+
+class Entry:
+    """One request near the head of the queue."""
+
+    __slots__ = ("asked_us", "fills", "request", "restored", "rid", "seen", "since_us", "stage")
+
+    def __init__(self, rid: str, request: Request, now_us: int) -> None:
+        self.rid = rid
+        self.request = request
+        self.stage = Stage.NEW
+        self.since_us = now_us
+        self.asked_us = now_us
+        self.fills = 0  # restores that it has waited for
+        self.seen = 0
+        self.restored = 0  # tokens that were restored for it
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.rid} {self.stage.value}, {self.request!r}>"
+
+
+class Around(Protocol):
+    """What held-back restores need of the shim around them."""
+
+    room: Room
+
+    @property
+    def pool(self) -> Pool:
+        """The engine's own."""
+        ...
+
+    @property
+    def client(self) -> DaemonClient | None:
+        """The daemon's, while there is one."""
+        ...
+
+    def now_us(self) -> int:
+        """The clock of the client."""
+        ...
+
+    def request(self, key: NamespaceKey, tokens: bytes) -> Request:
+        """A request with a name of its own."""
+        ...
+
+    def publish(
+        self, request: Request, pages: int, written: tuple[int, int], *, keep: bool
+    ) -> Published | None:
+        """Put the row's first pages into the tree; the row is swapped, duplicates are returned."""
+        ...
+
+    def reserved_pages(self) -> int:
+        """Pages that requests which run or are computed in chunks have yet to take."""
+        ...
+
+    def look_for_loss(self) -> bool:
+        """Go on without the daemon if it is lost; says whether it was lost just now."""
+        ...
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter."""
+        ...
+
+
+def nothing_to_look_up(req: Waiting) -> tuple[NamespaceKey, bytes]:
+    """A shim's `KeyOf` as long as it has no cache."""
+    raise TreecoredError(f"nobody says what request {req.rid} is made of")

@@ -1,0 +1,94 @@
+"""Speaking for one registration: the connection, its numbered stream, and Attach.
+
+Owns the link and the stream of one client, and the proof that the connection speaks for its
+registration. What is asked and what is answered is `client.py`'s. It never waits beyond the
+connect deadline.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from directory.core import limits
+from directory.protocol.codec import encode
+from directory.protocol.messages import Attach, ClientBody, Envelope
+from directory.protocol.stream import SendStream
+from scheduler_shim.deadlines import Deadlines
+from scheduler_shim.link import Link
+from scheduler_shim.session import DaemonAbsent, Registration
+
+ATTACHES_MAX: Final = 16
+"""So often the connection may be made anew beneath, with no answer in between."""
+
+
+class Speaker:
+    """One registration's voice. `lost`: why the daemon is lost; empty while it is not."""
+
+    def __init__(self, link: Link, registration: Registration, deadlines: Deadlines) -> None:
+        self.registration = registration
+        self.deadlines = deadlines
+        self.lost = ""
+        self.counters: dict[str, int] = {}
+        self._link = link
+        self._stream = SendStream()
+        self._attached = False
+        self._attach_us = 0
+        self._reattaches = 0
+
+    def attach(self) -> None:
+        """Prove to the daemon which registration this connection speaks for.
+
+        Raises `DaemonAbsent` when it does not answer within the connect deadline.
+        """
+        give_up = self._link.now_us() + self.deadlines.connect_ms * 1_000
+        while not self.try_attach():
+            self._link.wait(limits.RESEND_AFTER_MS * 1_000)
+            self._take_in()
+            if self._link.now_us() >= give_up and not self._attached:
+                self.lose("the daemon did not answer Attach")
+
+    def try_attach(self) -> bool:
+        """Say Attach when it is time; whether it was answered. Never waits.
+
+        Raises `DaemonAbsent` once the daemon is lost.
+        """
+        now = self._link.now_us()
+        if not self._attached and not self.lost and now >= self._attach_us:
+            # A link that has just been made may drop the first frame, so it is said again.
+            self._attach_us = now + limits.RESEND_AFTER_MS * 1_000
+            self._say_attach()
+        self._take_in()
+        if self.lost:
+            raise DaemonAbsent(f"{self.lost}; is the daemon still running?")
+        return self._attached
+
+    def lose(self, reason: str) -> None:
+        """Give the daemon up."""
+        raise NotImplementedError
+
+    def now_us(self) -> int:
+        """The link's clock."""
+        return self._link.now_us()
+
+    def _take_in(self) -> None:
+        """Take in what has arrived."""
+        raise NotImplementedError
+
+    def _attach_again(self) -> bool:
+        """The connection was made anew beneath; whether Attach was said once more."""
+        if not self._attached or self._reattaches >= ATTACHES_MAX:
+            return False
+        self._reattaches += 1
+        self._say_attach()
+        return True
+
+    def _say_attach(self) -> None:
+        self._send(0, Attach(self.registration.pool, self.registration.secret))
+
+    def _send(self, seq: int, body: ClientBody) -> None:
+        envelope = Envelope(self.registration.epoch, seq, self._stream.answered, body)
+        if not self._link.send(encode(envelope)):
+            self._count("frames_not_sent")
+
+    def _count(self, name: str) -> None:
+        self.counters[name] = self.counters.get(name, 0) + 1

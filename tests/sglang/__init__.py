@@ -1,0 +1,1 @@
+"""Tests against real SGLang; they run inside its environments and are skipped elsewhere."""

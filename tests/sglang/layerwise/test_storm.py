@@ -1,0 +1,31 @@
+"""Storms over two engines that load layer by layer: no wrong token, no leak, nothing left."""
+
+from typing import cast
+
+import pytest
+
+from tests.sglang.layerwise.test_engines import LAYERWISE, stats_of
+from tests.sglang.node import Mode, Node
+from tests.sglang.oracle import Oracle
+from tests.sglang.storm import Storm, workload
+from tests.sglang.test_storm import two_engines
+
+pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(400)]
+
+REQUESTS = 200
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.23"])
+def test_two_hundred_requests_leave_no_trace(
+    version: str, mode: str, page_size: int, node: Node, oracle: Oracle
+) -> None:
+    engines = two_engines(node, version, cast(Mode, mode), page_size, environ=LAYERWISE)
+    tally = Storm(engines, workload(oracle, version, REQUESTS, seed=page_size), seed=7).run()
+    assert tally.wrong == []
+    assert tally.answered > REQUESTS * 0.7
+    node.assert_clean()
+    stats = [stats_of(engine) for engine in engines]
+    assert sum(one["loads"] for one in stats) > 0
+    assert not any("loads_lost_in_flight" in one for one in stats)

@@ -1,0 +1,1 @@
+"""The plugin and its hooks on the real classes of SGLang."""

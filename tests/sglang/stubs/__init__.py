@@ -1,0 +1,1 @@
+"""Stand-ins that are put on the path, each found by its own name: see environments.py."""

@@ -1,0 +1,54 @@
+"""Storms over two engines with one daemon: no wrong token, no leak, nothing left behind."""
+
+from itertools import product
+from typing import Any, cast
+
+import pytest
+
+from tests.sglang.engines import Engine
+from tests.sglang.environments import VERSIONS
+from tests.sglang.node import Mode, Node
+from tests.sglang.oracle import Oracle
+from tests.sglang.storm import TIGHT, Storm, counted, workload
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+
+REQUESTS = 300
+
+IN_CI = {("0.5.23", "mirrored", 16)}
+
+
+def storms() -> list[object]:
+    """Every storm; those that are not for CI are for `make engines`."""
+    return [
+        pytest.param(*storm, marks=() if storm in IN_CI else pytest.mark.every_cell)
+        for storm in product(VERSIONS, ("mirrored", "thin"), (1, 16))
+    ]
+
+
+@pytest.mark.parametrize(("version", "mode", "page_size"), storms())
+def test_three_hundred_requests_leave_no_trace(
+    version: str, mode: str, page_size: int, node: Node, oracle: Oracle
+) -> None:
+    engines = two_engines(node, version, cast(Mode, mode), page_size)
+    questions = workload(oracle, version, REQUESTS, seed=page_size)
+    tally = Storm(engines, questions, seed=page_size).run()
+
+    assert tally.wrong == []
+    assert tally.answered > REQUESTS * 0.7
+    node.assert_clean()
+    # What the storm is for has happened.
+    assert tally.aborted_running > 0
+    assert tally.aborted_unstarted > 0
+    assert counted(engines, "etract") > 0, "no request was retracted"
+    counters = node.report().counters
+    assert counters["bytes_restored"] > 0
+    assert counters["pool_pages_evicted"] > 10 * 768 // page_size
+    assert tally.hit > tally.answered // 2
+
+
+def two_engines(node: Node, version: str, mode: Mode, page_size: int, **more: Any) -> list[Engine]:
+    """Two that are up, with pools in which there is never enough room."""
+    given = {"page_size": page_size, **TIGHT, **more}
+    engines = [node.engine(name, version, mode, **given) for name in ("a", "b")]
+    return [engine.wait_up() for engine in engines]

@@ -1,0 +1,1 @@
+"""The shim without SGLang: its queue, its loop and its cache are a miniature (rig.py)."""
