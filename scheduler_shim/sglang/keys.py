@@ -268,7 +268,8 @@ def _same(request: Any, tokens: array[int], own: array[int], count: int) -> bool
     them, so that a prompt is not compared in full before it is packed."""
     if count > len(own):
         return False
-    if count and tokens is getattr(request, "full_untruncated_fill_ids", None):
+    fill_ids: object = getattr(request, "full_untruncated_fill_ids", None)
+    if count and tokens is fill_ids:
         return tokens[0] == own[0] and tokens[count - 1] == own[count - 1]
     return tokens[:count] == own[:count]
 
