@@ -75,6 +75,7 @@ def test_another_request_of_the_same_prefix_waits_until_it_has_landed(
     assert (second.hit_pages, second.loaded_pages) == (3, 0)
     a.finish("r1")
     assert a.counters["loads"] == 1
+    assert "held_too_long" not in a.counters
     at_rest(a)
 
 
@@ -85,6 +86,7 @@ def test_a_row_that_ends_before_the_answer_leaves_its_targets_out_of_use_until_t
     a.keeps = True
     daemon.drop_reply = lambda body: isinstance(body, Restored)
     a.start("r", ABC)
+    assert a.shim.loads.alive, "its lease must not fall meanwhile"
     a.abort("r")
     assert a.shim.outside_pages == 3
     a.check()

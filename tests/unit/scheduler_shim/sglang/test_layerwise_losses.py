@@ -78,6 +78,7 @@ def test_a_daemon_that_dies_during_the_load_costs_that_request_alone(
         daemon.run()
         daemon.clock_us += 10_000
     assert a.shim.mode == mode
+    assert "0 open" in repr(a.shim.loads._layers), "its counter serves the next load"
     at_rest(a)
 
 
@@ -176,3 +177,4 @@ def test_a_loss_in_the_lock_of_the_admission_ends_the_request_it_cannot_be_undon
     request = a.start("r", ABC)
     assert "gone" in request.failed
     assert a.counters["loads_lost_in_flight"] == 1
+    assert a.shim.outside_pages == 3, "a mover may still write into them"
