@@ -18,7 +18,7 @@ JOBS ?= 2
 help:
 	@echo "make venv   everything for development in $(VENV)"
 	@echo "make demo   install the runtime alone, then run treecored demo"
-	@echo "make test   tests, with line coverage of directory/core >= $(CORE_COVERAGE_MIN) %"
+	@echo "make test   tests without GPU and SGLang, with line coverage of directory/core >= $(CORE_COVERAGE_MIN) %"
 	@echo "make check  ruff, mypy --strict, import contracts"
 	@echo "make sglang-envs  real SGLang for machines without a GPU, in .sglang (1.4 GB)"
 	@echo "make sglang  tests with real SGLang: in its environments, and with engines"
@@ -76,7 +76,7 @@ demo: $(VENV)/.stamp-run
 # make them several times slower.
 test: $(VENV)/.stamp-test
 	@rm -f .coverage
-	@$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist worksteal \
+	@$(BIN)/python -m pytest -q -m "not gpu and not sglang and not engines" -n $(JOBS) --dist worksteal \
 		--cov --cov-report= $(ARGS)
 	@$(BIN)/python -m coverage report --include='directory/core/*' \
 		--fail-under=$(CORE_COVERAGE_MIN)
