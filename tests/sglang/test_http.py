@@ -20,7 +20,8 @@ from tests.sglang.environments import ROOT, python_of
 from tests.sglang.node import PATIENT, Node, floor
 from tests.sglang.oracle import Oracle
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
+# Two servers import SGLang anew, which takes minutes on two cores: not part of every run.
+pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(400)]
 
 ENGINE_TROUBLE = ("memory leak", "Scheduler hit an exception")
 VERSION, PAGE, LENGTH = "0.5.23", 16, 300
@@ -214,7 +215,6 @@ def test_two_servers_share_over_http(
     assert node.wait_at_rest().violations == ()
 
 
-@pytest.mark.every_cell
 def test_two_servers_behind_the_router_share(
     servers: tuple[Server, Server], node: Node, oracle: Oracle
 ) -> None:
