@@ -7,6 +7,7 @@ connect deadline.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 from directory.core import limits
@@ -21,7 +22,7 @@ ATTACHES_MAX: Final = 16
 """So often the connection may be made anew beneath, with no answer in between."""
 
 
-class Speaker:
+class Speaker(ABC):
     """One registration's voice. `lost`: why the daemon is lost; empty while it is not."""
 
     def __init__(self, link: Link, registration: Registration, deadlines: Deadlines) -> None:
@@ -62,17 +63,17 @@ class Speaker:
             raise DaemonAbsent(f"{self.lost}; is the daemon still running?")
         return self._attached
 
+    @abstractmethod
     def lose(self, reason: str) -> None:
         """Give the daemon up."""
-        raise NotImplementedError
 
     def now_us(self) -> int:
         """The link's clock."""
         return self._link.now_us()
 
+    @abstractmethod
     def _take_in(self) -> None:
         """Take in what has arrived."""
-        raise NotImplementedError
 
     def _attach_again(self) -> bool:
         """The connection was made anew beneath; whether Attach was said once more."""

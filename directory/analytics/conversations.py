@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -113,7 +114,7 @@ class Request(NamedTuple):
     path: Digests
 
 
-class Conversation:
+class Conversation(ABC):
     """A conversation whose requests are made when they are asked for. Paths share their arrays'
     content with nothing, so they may be kept."""
 
@@ -121,9 +122,9 @@ class Conversation:
         self.name = name
         self.block_tokens = block_tokens
 
+    @abstractmethod
     def requests(self) -> Iterator[Request]:
         """The requests in order of time."""
-        raise NotImplementedError
 
 
 class CompactConversation(Conversation):

@@ -8,18 +8,16 @@ be sound before the first process runs.
 
 from __future__ import annotations
 
-import re
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
 
+from directory.analytics.traces import SourceError, lines, plain
 from directory.core.limits import TOKENS_BYTES_MAX
 
 BLOCK_TOKENS = 512
-LINE_BYTES_MAX = 16 * 1024 * 1024
 PROMPT_TOKENS_MAX = TOKENS_BYTES_MAX // 4
 TOKEN_IDS_MAX = 1 << 32
 
@@ -65,37 +63,19 @@ def read_trace(
     # Ids are renumbered, so that hashes of any width become small token ids.
     numbers: dict[int, int] = {}
     requests: list[TraceRequest] = []
-    for line_number, line in _lines(path):
-        try:
-            requests.append(_parse(line, numbers, block_tokens))
-        except TraceError as error:
-            raise TraceError(f"{path}:{line_number}: {error}") from None
-        if len(requests) == limit:
-            break
+    try:
+        for line_number, line in lines(path):
+            try:
+                requests.append(_parse(line, numbers, block_tokens))
+            except TraceError as error:
+                raise TraceError(f"{path}:{line_number}: {error}") from None
+            if len(requests) == limit:
+                break
+    except SourceError as error:
+        raise TraceError(str(error)) from None
     if not requests:
         raise TraceError(f"{path} is empty: a trace has one JSON object a line and a request")
     return requests
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1 up."""
-    if path.is_dir():
-        raise TraceError(f"{path} is a directory: give the trace file itself")
-    try:
-        with path.open("rb") as file:
-            line_number = 0
-            while line := file.readline(LINE_BYTES_MAX + 1):
-                line_number += 1
-                if len(line) > LINE_BYTES_MAX:
-                    raise TraceError(
-                        f"{path}:{line_number}: the line is longer than {LINE_BYTES_MAX} bytes"
-                    )
-                if line.strip():
-                    yield line_number, line
-    except FileNotFoundError:
-        raise TraceError(f"{path} does not exist") from None
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _parse(line: bytes, numbers: dict[int, int], block_tokens: int) -> TraceRequest:
@@ -104,7 +84,7 @@ def _parse(line: bytes, numbers: dict[int, int], block_tokens: int) -> TraceRequ
     except RecursionError:
         raise TraceError("not a JSON object of a request: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(_plain(str(error))) from None
+        raise TraceError(plain(str(error))) from None
     expected = -(-request.input_length // block_tokens)
     if len(request.hash_ids) != expected:
         raise TraceError(
@@ -115,16 +95,6 @@ def _parse(line: bytes, numbers: dict[int, int], block_tokens: int) -> TraceRequ
     if len(numbers) * block_tokens > TOKEN_IDS_MAX:
         raise TraceError(f"more than {TOKEN_IDS_MAX // block_tokens} different blocks")
     return TraceRequest(ids.tobytes(), request.input_length)
-
-
-def _plain(text: str) -> str:
-    """A decoder's message in words that need no knowledge of the decoder."""
-    if "malformed" in text or "truncated" in text or "trailing" in text or "utf-8" in text:
-        return f"not a JSON object: {text}"
-    field = re.fullmatch(r"(.*) - at `\$\.?(.*)`", text)
-    if field and field[2]:
-        return f"{field[2]}: {field[1]}"
-    return field[1] if field else text
 
 
 class PageCount:
@@ -156,8 +126,3 @@ class PageCount:
                 self._pages_of[child] = pages
             node, start = child, start + self._block_tokens
         self.longest_pages = max(self.longest_pages, -(-request.length // self._page_size))
-
-
-def block_hits(hit_tokens: int, block_tokens: int) -> int:
-    """Whole blocks in a prefix of `hit_tokens` tokens."""
-    return hit_tokens // block_tokens

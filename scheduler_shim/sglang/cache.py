@@ -135,7 +135,10 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
         """The longest path of whole pages that the pool has of a key; protected by nobody."""
         if self.disable or not len(radix_key):
             return self._root
-        path = self.keys.of_key(radix_key, req)
+        return self.find_path(self.keys.of_key(radix_key, req), req)
+
+    def find_path(self, path: Path, req: Any = None) -> Handle:
+        """As `find`, of a path that is made already."""
         found = self.shim.tree.find(path.key, path.tokens)
         last = getattr(req, "last_node", None)
         if found.node is not None and isinstance(last, Handle) and last.found.node is found.node:

@@ -8,6 +8,7 @@ and nothing of this does anything.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from typing import Any, Protocol
 
 from scheduler_shim.sglang.cache import CacheShim, TreecoredCache
@@ -35,10 +36,10 @@ class LoadingCache(TreecoredCache):
 
     def match(self, radix_key: Any, req: Any) -> tuple[Handle, int]:
         """As `find`, and how many tokens beyond it can be loaded when SGLang admits the request."""
-        handle = self.find(radix_key, req)
         if req is None or not self.loads.enabled or self.disable or not len(radix_key):
-            return handle, 0
+            return self.find(radix_key, req), 0
         path = self.keys.of_key(radix_key, req)
+        handle = self.find_path(path, req)
         try:
             pages = self.loads.pages(req.rid, path.key, path.tokens, handle.found.pages)
         except Exception as error:  # SGLang must not die of it; the next tick deals with it
@@ -55,9 +56,9 @@ class LoadingCache(TreecoredCache):
         req, count = params.req, params.host_hit_length // self.page_size
         return self.loads.begin(req, req.last_node.found.pages, count)
 
+    @abstractmethod
     def publish_loaded(self, req: Any, pages: int) -> None:
         """The first pages of a running request's row have landed: put them into the tree."""
-        raise NotImplementedError
 
     def tokens_of(self, pages: int, tokens: Any) -> int:
         """So many tokens name so many pages: one more where keys are pairs of tokens."""

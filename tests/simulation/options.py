@@ -231,14 +231,14 @@ def _draw_rates(rng: random.Random) -> dict[str, float]:
     rates: dict[str, float] = {}
     for fault in FAULTS:
         rate = 10 ** rng.uniform(-2.5, -0.7)
-        if fault in _PER_SECOND:
+        if fault in IN_TIME:
             rate = 10 ** rng.uniform(-0.5, 0.9)
         if rng.random() < calm:
             rates[fault] = round(rate, 5)
     return rates
 
 
-_PER_SECOND: Final = {
+IN_TIME: Final = (
     "reconnect",
     "crash",
     "stop",
@@ -250,5 +250,5 @@ _PER_SECOND: Final = {
     "flush_pool",
     "flush_host",
     "epoch_bump",
-}
+)
 """Faults in time: events a second over the whole node; the others are shares of occasions."""

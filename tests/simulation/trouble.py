@@ -8,28 +8,14 @@ processes, devices and connections, or has a scheduler do something.
 from __future__ import annotations
 
 import random
-from typing import Final
 
 from directory.core.actions import Action, SubmitCopy
 from tests.simulation.daemon import SimDaemon
 from tests.simulation.kept import Kept
-from tests.simulation.options import Options
+from tests.simulation.options import IN_TIME, Options
 from tests.simulation.scheduler import ModelScheduler
 from tests.simulation.world import World
 
-IN_TIME: Final = (
-    "reconnect",
-    "crash",
-    "stop",
-    "daemon_restart",
-    "daemon_stop",
-    "mover_death",
-    "mover_stop",
-    "give_up",
-    "flush_pool",
-    "flush_host",
-    "epoch_bump",
-)
 ARMED_US_MAX = 300_000
 AIMED = ("crash", "daemon_restart", "mover_death", "mover_stop", "give_up")
 

@@ -21,7 +21,6 @@ from transfer.fence import pending
 from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
 
 COUNTER_BYTES = 8
-COUNTER_MAX = (1 << 64) - 1
 TIMELINES = CURRENT + 1
 WAIT_POLL_S = 50e-6
 

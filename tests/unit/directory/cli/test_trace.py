@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from directory.cli import trace
+from directory.analytics import traces
 from directory.cli.trace import PageCount, TraceError, TraceRequest, read_trace
 
 GOOD = {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [7, 9]}
@@ -81,7 +81,7 @@ def test_bytes_that_are_no_text_are_a_malformed_line(tmp_path: Path) -> None:
 def test_a_line_without_end_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(traces, "LINE_BYTES_MAX", 100)
     with pytest.raises(TraceError, match=r":2: the line is longer than 100 bytes"):
         read_trace(write(tmp_path / "t", GOOD, "x" * 101))
 
