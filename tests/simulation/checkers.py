@@ -14,6 +14,7 @@ from directory.core.actions import (
     Answer,
     AnyReply,
     Matched,
+    Refused,
     Registered,
     ReleasePool,
     SubmitCopy,
@@ -122,6 +123,13 @@ class Once:
                 self._ops.add(op)
 
 
+def told_the_same(one: AnyReply, other: AnyReply) -> bool:
+    """Whether two ranks got one answer; a refusal's words may name the pool that it goes to."""
+    if isinstance(one, Refused) and isinstance(other, Refused):
+        return one.code == other.code
+    return one == other
+
+
 class Ranks:
     """Every rank of a group is told the same, whenever it asks."""
 
@@ -138,7 +146,7 @@ class Ranks:
             if pool is None or pool.log is None or not isinstance(action, Answer):
                 continue
             first = self._told.setdefault((daemon.number, pool.place, action.seq), action.body)
-            if first != action.body:
+            if not told_the_same(first, action.body):
                 raise Violation(self.name, f"{action}, where another rank was told {first}")
 
 
