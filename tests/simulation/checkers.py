@@ -123,15 +123,12 @@ class Once:
                 self._ops.add(op)
 
 
-def told_the_same(one: AnyReply, other: AnyReply) -> bool:
-    """Whether two ranks got one answer; a refusal's words may name the pool that it goes to."""
-    if isinstance(one, Refused) and isinstance(other, Refused):
-        return one.code == other.code
-    return one == other
-
-
 class Ranks:
-    """Every rank of a group is told the same, whenever it asks."""
+    """Every rank of a group is told the same, whenever it asks; once it has ended, nothing more.
+
+    Ranks that ask after the end are refused, also what another rank was told before it: an answer
+    counts only once every rank has it, and a rank that is refused gives the daemon up for all.
+    """
 
     name = "ranks"
 
@@ -145,8 +142,10 @@ class Ranks:
             pool = members.get(action.pool) if isinstance(action, Answer) else None
             if pool is None or pool.log is None or not isinstance(action, Answer):
                 continue
+            if not pool.live and isinstance(action.body, Refused):
+                continue
             first = self._told.setdefault((daemon.number, pool.place, action.seq), action.body)
-            if not told_the_same(first, action.body):
+            if first != action.body:
                 raise Violation(self.name, f"{action}, where another rank was told {first}")
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from directory.core.actions import AnyReply
 from directory.core.events import Request
+from directory.protocol.ended import Ended
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.session import DaemonAbsent, Registration
-from tests.simulation.checkers import told_the_same
 from tests.simulation.memory import PoolMemory, SimWords
 from tests.simulation.network import SimLink
 from tests.simulation.streams import Streams, Work
@@ -82,7 +82,7 @@ class Follower:
             self._go_on()
         self.process.wake()
 
-    def say(self, client: RankClient, seq: int, body: Request, asks: bool) -> None:
+    def say(self, client: RankClient, seq: int, body: Request | Ended, asks: bool) -> None:
         """Say what the first rank has said, under the same number."""
         if client.lost:
             return
@@ -201,7 +201,7 @@ class LeadingClient(DaemonClient):
             if all(seq in follower.answers for follower in self._followers):
                 for follower in self._followers:
                     theirs = follower.answers.pop(seq)
-                    if theirs is None or not told_the_same(theirs, reply):
+                    if theirs != reply:
                         self._wrong(f"rank {follower.rank} is told {theirs}, rank 0 {reply}")
                 passed.append((seq, self._waiting.pop(seq)))
         return [] if self.lost else passed
@@ -238,7 +238,7 @@ class LeadingClient(DaemonClient):
         behind = sum(follower.open_count for follower in self._followers)
         return super().open_count + len(self._waiting) + behind
 
-    def _push(self, body: Request, *, asks: bool) -> int:
+    def _push(self, body: Request | Ended, *, asks: bool) -> int:
         seq = super()._push(body, asks=asks)
         for follower in self._followers:
             if seq and follower.client is not None:
