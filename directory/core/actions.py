@@ -13,11 +13,11 @@ from directory.core.ids import LeaseId, NodeId, OpId, Place, PoolId
 CopyKind = Literal["backup", "load_back", "peer_copy", "mixed"]
 
 
-class Reply(msgspec.Struct, array_like=True, frozen=True, tag=True):
+class Reply(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
     """Base of the bodies that answer a client."""
 
 
-class Totals(msgspec.Struct, array_like=True, frozen=True):
+class Totals(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Pages of the asking pool in the tree: not leased, and leased."""
 
     evictable: int = 0

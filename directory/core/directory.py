@@ -19,6 +19,7 @@ from directory.core.actions import (
     RegistrationRefused,
     ReleasePool,
 )
+from directory.core.damage import Damage
 from directory.core.errors import (
     Diverged,
     GroupIncomplete,
@@ -33,6 +34,7 @@ from directory.core.events import (
     CopyDone,
     Event,
     MoverLost,
+    PagesDamaged,
     PoolClosed,
     PoolRegistered,
     Restore,
@@ -83,8 +85,12 @@ class Directory:
         self.transfers = Transfers(
             self.tree, self.host, self.slots, self.pools, self.journal, self._count
         )
+        self.damage = Damage(self.tree, self.host, self.slots, self.journal, self._count)
         requests = Requests(self.tree, self.host, self.leases, self.transfers, self._count)
-        self._handlers: dict[type[Body], Handler] = {**requests.handlers, Stats: self._stats}
+        handlers: dict[type[Body], Handler] = {**requests.handlers, Stats: self._stats}
+        self._handlers = {
+            kind: (handler, f"asked_{kind.__name__.lower()}") for kind, handler in handlers.items()
+        }
 
     def handle(self, event: Event) -> list[Action]:
         """Take in one event and return what is to be done about it.
@@ -110,6 +116,10 @@ class Directory:
             return self._register(event)
         if isinstance(event, PoolClosed):
             return self._end_session(event.pool)
+        if isinstance(event, PagesDamaged):
+            self.story.add("pages_damaged", len(event.slots) // 4, event.found_by)
+            self.transfers.wish(self.damage.take(event, self.transfers.copies.values()))
+            return self.transfers.pump()
         assert isinstance(event, MoverLost)
         self.story.add("mover_lost", event.detail)
         return self.transfers.lose_all(event.detail or "mover lost")
@@ -145,6 +155,7 @@ class Directory:
         facts["backups_waiting"] = len(self.transfers.wished)
         facts["host_pages"] = self.host.pages
         facts["host_pages_leased"] = self.host.locked_pages
+        facts["host_pages_quarantined"] = len(self.slots.damaged)
         facts["journal_bytes"] = self.journal.log_bytes
         return facts
 
@@ -220,8 +231,9 @@ class Directory:
                     f"instance {pool.instance!r} has {len(pool.members)} ranks and not all are "
                     "registered; wait for them"
                 )
-            self._count(f"asked_{type(body).__name__.lower()}", 1)
-            return self._handlers[type(body)](pool, seq, body)
+            handler, counter = self._handlers[type(body)]
+            self._count(counter, 1)
+            return handler(pool, seq, body)
         except InternalError:
             raise
         except TreecoredError as error:

@@ -28,7 +28,7 @@ LiveRequests = Annotated[
 ]
 
 
-class Body(msgspec.Struct, array_like=True, frozen=True, tag=True):
+class Body(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
     """Base of the message bodies a client may send."""
 
 
@@ -195,13 +195,27 @@ class PoolClosed(msgspec.Struct, frozen=True):
 
 
 class CopyDone(msgspec.Struct, frozen=True, array_like=True, tag="copy_done"):
-    """A mover finished a copy. "void": a word differed or an owner was gone; nothing counts."""
+    """A mover finished a copy. "void": a word differed or an owner was gone; nothing counts.
+
+    `broken`: it failed because the device did, so that others are likely to fail as well."""
 
     op: OpId
     outcome: Outcome
     detail: str = ""
     nbytes: int = 0
     duration_us: int = 0
+    broken: bool = False
+
+
+class PagesDamaged(msgspec.Struct, frozen=True, array_like=True, tag="pages_damaged"):
+    """A mover found pages of the host tier that differ from their checksums: `slots` (packed).
+
+    `found_by`: the kind of copy that was to read them, or "scrub". It comes before the end of that
+    copy, and no copy into these slots had begun when they were read.
+    """
+
+    slots: bytes
+    found_by: str
 
 
 class MoverLost(msgspec.Struct, frozen=True):
@@ -211,5 +225,5 @@ class MoverLost(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Event = Asked | PoolRegistered | PoolClosed | CopyDone | MoverLost
+Event = Asked | PoolRegistered | PoolClosed | CopyDone | PagesDamaged | MoverLost
 Request = Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Live | Stats

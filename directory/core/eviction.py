@@ -1,52 +1,69 @@
 """Eviction order of one place: which unleased leaf goes first.
 
-Owns a sorted set of keys and nothing of the tree. Deterministic: equal keys are broken by node
-id, and two leaves of one place never share a tick (one operation touches one path).
+Owns the keys and nothing of the tree. Deterministic: equal keys are broken by node id, and two
+leaves of one place never share a tick (one operation touches one path). A leaf that is only used
+again costs nothing but its new key: the heap is put right when somebody asks which one is first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from sortedcontainers import SortedSet
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 from directory.core.ids import NodeId
 
 Key = tuple[int, int, NodeId]
 
+OUTDATED_MIN: Final = 64
+"""So many outdated entries, and one for each leaf, may lie in the heap before it is made anew."""
+
 
 class EvictionOrder:
-    """Evictable leaves of a place, coldest class and tick first."""
+    """Evictable leaves of a place, coldest class and tick first.
 
-    __slots__ = ("_by_key", "_keys")
+    For each of them the heap has at least one entry that is not above its key; other entries are
+    outdated.
+    """
+
+    __slots__ = ("_heap", "_keys")
 
     def __init__(self) -> None:
         self._keys: dict[NodeId, Key] = {}
-        self._by_key: SortedSet[Key] = SortedSet()
+        self._heap: list[Key] = []
 
     def put(self, node: NodeId, rank: int, tick: int) -> None:
         """Add a node or move it. `rank`: 0 goes before 1 whatever the tick."""
+        keys = self._keys
         key = (rank, tick, node)
-        old = self._keys.get(node)
-        if old == key:
-            return
-        if old is not None:
-            self._by_key.remove(old)
-        self._keys[node] = key
-        self._by_key.add(key)
+        old = keys.get(node)
+        keys[node] = key
+        if old is None or key < old:
+            heappush(self._heap, key)
+            if len(self._heap) > 2 * len(keys) + OUTDATED_MIN:
+                self._heap = list(keys.values())
+                heapify(self._heap)
 
     def discard(self, node: NodeId) -> None:
         """Take a node out if it is there."""
-        key = self._keys.pop(node, None)
-        if key is not None:
-            self._by_key.remove(key)
+        self._keys.pop(node, None)
 
     def first(self) -> NodeId | None:
         """Return the node that goes first, or None when nothing can go."""
-        return self._by_key[0][2] if self._by_key else None
+        heap, keys = self._heap, self._keys
+        while heap:
+            entry = heap[0]
+            key = keys.get(entry[2])
+            if key is None:
+                heappop(heap)
+            elif key == entry:
+                return entry[2]
+            else:
+                heapreplace(heap, key)  # used since: its key is higher now
+        return None
 
     def __iter__(self) -> Iterator[NodeId]:
-        return (key[2] for key in self._by_key)
+        return (key[2] for key in sorted(self._keys.values()))
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -1,8 +1,8 @@
 """Host-tier slots: which page-sized pieces of the host memory are free.
 
-Owns the slot numbers and nothing of the tree. Memory is cut into segments; a segment is given
-to one page size on first need and cut into slots. slot = segment << 16 | index within it. All
-or nothing: a reservation that cannot be met takes nothing.
+Owns the slot numbers, quarantined ones too, and nothing of the tree. Memory is cut into segments; a
+segment is given to one page size on first need and cut into slots. slot = segment << 16 | index
+within it. All or nothing: a reservation that cannot be met takes nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class HostSlots:
         self.total_bytes = total_bytes
         self.segment_bytes = segment_bytes
         self.page_bytes_of: dict[int, int] = {}
+        self.damaged: set[int] = set()
         self._spare = list(range(count - 1, -1, -1))
         self._segment_count = count
         self._free: dict[int, list[int]] = {}
@@ -50,17 +51,34 @@ class HostSlots:
         return pack_pages(taken)
 
     def release(self, page_bytes: int, slots: bytes) -> None:
-        """Give slots back."""
+        """Give slots back; damaged ones are not handed out again."""
         free = self._free[page_bytes]
         back = unpack_pages(slots).tolist()
         back.reverse()
+        if self.damaged:
+            back = [slot for slot in back if slot not in self.damaged]
         free.extend(back)
         if len(free) > self._capacity[page_bytes]:
             raise InternalError(f"more host slots of {page_bytes} bytes are free than exist")
 
+    def quarantine(self, slot: int) -> bool:
+        """Never hand a slot out again, whether it is free or held now.
+
+        False for one that is not in use by any page size, or known to be damaged already.
+        """
+        size = self.page_bytes_of.get(slot >> 16)
+        index = slot & 0xFFFF
+        if size is None or slot in self.damaged or index >= self.slots_in(size, slot >> 16):
+            return False
+        self.damaged.add(slot)
+        free = self._free[size]
+        if slot in free:
+            free.remove(slot)
+        return True
+
     def could_hold(self, page_bytes: int, count: int) -> bool:
         """Whether `count` pages of this size fit at all, everything evictable being evicted."""
-        most = self._capacity.get(page_bytes, 0)
+        most = self._capacity.get(page_bytes, 0) - len(self.damaged_slots(page_bytes))
         if self._spare:
             # All spare segments are full-sized, but the last one of the tier may be shorter.
             last = self._segment_count - 1
@@ -80,6 +98,10 @@ class HostSlots:
     def free_slots(self, page_bytes: int) -> list[int]:
         """The free slot ids of this page size (for checks)."""
         return list(self._free.get(page_bytes, ()))
+
+    def damaged_slots(self, page_bytes: int) -> list[int]:
+        """The quarantined slot ids of this page size, those still held included."""
+        return [slot for slot in self.damaged if self.page_bytes_of[slot >> 16] == page_bytes]
 
     @property
     def page_sizes(self) -> list[int]:

@@ -192,19 +192,27 @@ def _claims(directory: Directory) -> dict[Place, list[Node]]:
 def _host(directory: Directory) -> list[str]:
     found: list[str] = []
     held: dict[int, list[int]] = {}
+    matchable: dict[int, set[int]] = {}
     for node in directory.tree.nodes.values():
         if HOST in node.places:
             pages = unpack_pages(node.places[HOST].pages)
             held.setdefault(node.space.page_bytes, []).extend(pages)
+            if directory.slots.damaged and node.resident(HOST) is not None:
+                matchable.setdefault(node.space.page_bytes, set()).update(pages)
     for size in sorted({*held, *directory.slots.page_sizes}):
         mine, free = held.get(size, []), directory.slots.free_slots(size)
-        both = set(mine) | set(free)
+        damaged = set(directory.slots.damaged_slots(size))
+        out = damaged - set(mine)
+        both = set(mine) | set(free) | out
         capacity = directory.slots.capacity(size)
-        if len(both) != len(mine) + len(free) or len(both) != capacity:
+        if len(both) != len(mine) + len(free) + len(out) or len(both) != capacity:
             found.append(
-                f"host: {len(mine)} held + {len(free)} free slots of {size} bytes, "
-                f"{len(both)} distinct of {capacity}"
+                f"host: {len(mine)} held + {len(free)} free slots of {size} bytes + {len(out)} "
+                f"damaged, {len(both)} distinct of {capacity}"
             )
+        matched = damaged & matchable.get(size, set())
+        if matched:
+            found.append(f"host: {len(matched)} damaged slots of {size} bytes are still matched")
     return found
 
 

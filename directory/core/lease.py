@@ -31,7 +31,7 @@ class Lease:
         self.owner = owner
         self.end: Node | None = None
         self.claims: dict[Place, Node] = {}
-        self.state = step(LEASE, LeaseState.FREE, LeaseEvent.GRANT, f"lease {lease_id}")
+        self.state = step(LEASE, LeaseState.FREE, LeaseEvent.GRANT, "a new lease")
 
     def __repr__(self) -> str:
         at = {place: node.id for place, node in self.claims.items()}

@@ -14,6 +14,8 @@ ENVELOPE_BYTES_MAX: Final = 64 * KIB
 """All of a message but its tokens, pages and words: envelope, request, namespace, numbers."""
 TOKENS_BYTES_MAX: Final = 8 * MIB
 PAGES_BYTES_MAX: Final = 4 * MIB
+ARENA_BYTES_MAX: Final = 1024 * MIB
+"""Of one client's token arena, which the daemon maps and does not own."""
 PAGE_NUMBER_BYTES: Final = 4
 PROMPT_PAGES_MAX: Final = PAGES_BYTES_MAX // PAGE_NUMBER_BYTES
 """Pages of one path that Match and Insert take; at page size 1 so many tokens. It is what bounds
@@ -72,6 +74,25 @@ JOURNAL_COMPACT_NODES_A_STEP: Final = 32
 JOURNAL_COMPACT_BYTES_A_STEP: Final = 64 * KIB
 """What one event does at most for a compaction (and one record more)."""
 
+KV_EVENTS_SCHEDULERS_MAX: Final = 64
+"""Addresses for KV events: one an instance; that of a dead one is given to another when needed."""
+KV_EVENTS_RECORDS_MAX: Final = 65_536
+"""Changes that wait for the publisher of KV events; beyond, they are dropped and all is told anew."""
+KV_EVENTS_QUEUE_BYTES_MAX: Final = 64 * MIB
+"""Tokens of those changes."""
+KV_EVENTS_RECORDS_A_MESSAGE: Final = 256
+KV_EVENTS_MESSAGE_BYTES: Final = 256 * KIB
+"""A message to the publisher is closed at so much (and a record more)."""
+KV_EVENTS_MESSAGES_QUEUED: Final = 64
+"""Messages in each of the two queues between daemon and publisher."""
+KV_EVENTS_NODES_A_STEP: Final = 128
+"""Nodes that one turn of the loop tells of while everything is told anew."""
+KV_EVENTS_BATCH_PAGES: Final = 4_096
+"""Pages of one batch of KV events that is sent live."""
+KV_EVENTS_REPLAY_BATCHES_MAX: Final = 10_000
+KV_EVENTS_REPLAY_BYTES_MAX: Final = 64 * MIB
+"""Batches of one stream that are kept for those who missed some."""
+
 UNACKED_MESSAGES_MAX: Final = 65_536
 KEPT_ANSWERS_MAX: Final = 65_536
 KEPT_ANSWERS_BYTES_MAX: Final = 32 * MIB
@@ -85,6 +106,10 @@ STORY_LINES_MAX: Final = 64
 VIOLATIONS_REPORTED_MAX: Final = 1_000
 
 FENCE_DEADLINE_MS: Final = 5_000
+DEVICE_DEADLINE_MS: Final = 10_000
+"""One slice of a copy at the device, which takes milliseconds: the device hangs."""
+COPY_WAIT_MS_MAX: Final = 5_000
+"""A copy waits so long for a mover that serves; nothing of it was touched when it is given up."""
 CALL_DEADLINE_MS: Final = 2_000
 RESEND_AFTER_MS: Final = 200
 MOVER_START_MS_MAX: Final = 60_000
@@ -112,6 +137,7 @@ assert MOVER_PING_AFTER_MS < MOVER_SILENCE_MS_MAX < MOVER_START_MS_MAX
 assert GROUP_LAG_BYTES_MAX >= MESSAGE_BYTES_MAX
 assert LANDING_COUNTERS_MAX <= RESTORES_PER_POOL_MAX, "more loads are never under way"
 assert GENERATIONS_KEPT_MAX > POOLS_MAX, "a live instance keeps its generation"
+assert MOVER_SILENCE_MS_MAX < FENCE_DEADLINE_MS < DEVICE_DEADLINE_MS
 assert RESEND_AFTER_MS < CALL_DEADLINE_MS < FENCE_DEADLINE_MS
 assert 16 * PAGE_SIZE_MAX <= JOURNAL_TOKENS_BYTES_MAX, "a page of pairs of 64-bit ids"
 assert (
@@ -119,3 +145,5 @@ assert (
     <= JOURNAL_RECORD_BYTES_MAX
 ), "at page size 1 a slot takes as much as a token; a namespace fits as well"
 assert SEGMENTS_MAX * SLOTS_PER_SEGMENT_MAX <= 1 << 32, "a host slot id is 32 bits"
+assert KV_EVENTS_RECORDS_A_MESSAGE < KV_EVENTS_RECORDS_MAX
+assert KV_EVENTS_MESSAGE_BYTES < KV_EVENTS_QUEUE_BYTES_MAX

@@ -6,6 +6,7 @@ children are keyed by the bytes of their first page.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from directory.core.ids import NodeId, OpId, Place
@@ -126,3 +127,8 @@ class Node:
     def __repr__(self) -> str:
         where = " ".join(f"{place}:{r.state}" for place, r in sorted(self.places.items()))
         return f"Node({self.id}, pages={self.page_count}, children={len(self.children)}, {where})"
+
+
+Tap = Callable[[Node, Place, int], None]
+"""Told by the tree of every node that becomes usable at a place (1) or no longer is (-1), while its
+path still is what it was. Splits and merges are not told. It must change nothing."""

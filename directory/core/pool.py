@@ -16,7 +16,7 @@ from directory.core.ids import POOL_WORD
 from directory.core.node import Node, Run, Space
 from directory.core.place import PoolState, SpanState
 from directory.core.tokens import pack_pages, unpack_pages
-from directory.core.tree import Step, Tree
+from directory.core.tree import RESIDENT, Step, Tree
 
 
 class OwnMatch(NamedTuple):
@@ -70,20 +70,25 @@ def match_own(tree: Tree, pool: PoolState, space: Space, steps: list[Step]) -> O
     A node that matched in part is split, so that only the matched part is marked; `steps` is
     updated to name the upper half.
     """
-    node, held, count = space.root, [], 0
-    own = 0
-    for at, (candidate, pages) in enumerate(steps):
-        if candidate.resident(pool.place) is None:
+    node, place, tick = space.root, pool.place, pool.tick + 1
+    held: list[bytes] = []
+    count = 0
+    for candidate, pages in steps:
+        residency = candidate.places.get(place)
+        if residency is None or residency.state is not RESIDENT:
             break
-        if pages < candidate.page_count:
+        if 4 * pages < len(residency.pages):
+            # Only the last step can have matched in part.
             candidate = tree.split(candidate, pages)
-            steps[at] = (candidate, pages)
-        node = candidate
-        held.append(node.places[pool.place].pages)
+            steps[-1] = (candidate, pages)
+            residency = candidate.places[place]
+        residency.tick = tick
+        held.append(residency.pages)
         count += pages
-        own += 1
-    if own:
-        tree.touch(steps[:own], pool.place, pool.next_tick())
+        node = candidate
+    if count:
+        pool.tick = tick
+        tree.refresh(node, place)
     return OwnMatch(node, b"".join(held), count)
 
 

@@ -102,15 +102,21 @@ class Requests:
         own_pages, own, own_node = body.start_pages, b"", space.root
         if pool.mode == "thin":
             own_node, own, own_pages = match_own(self.tree, pool, space, steps)
-        reach, host_pages, peer_pages = self._beyond(pool, steps, own_pages)
-        receipt = NO_LEASE
+        if steps and own_node is steps[-1][0]:
+            reach, host_pages, peer_pages = Reach(len(steps), own_pages), 0, 0
+        else:
+            reach, host_pages, peer_pages = self._beyond(pool, steps, own_pages)
+        receipt, restorable = NO_LEASE, host_pages + peer_pages
         if body.acquire and (reach.pages > own_pages or own):
             receipt = self._acquire(pool, body, steps, reach, own_node)
-        self.tree.touch(steps[: reach.steps], HOST, self.host.next_tick())
-        self._count("pages_matched_own", own_pages)
-        self._count("pages_matched_host", host_pages)
-        self._count("pages_matched_peer", peer_pages)
-        restorable = host_pages + peer_pages
+        if reach.steps < len(steps):
+            del steps[reach.steps :]
+        self.tree.touch(steps, HOST, self.host.next_tick())
+        if own_pages:
+            self._count("pages_matched_own", own_pages)
+        if restorable:
+            self._count("pages_matched_host", host_pages)
+            self._count("pages_matched_peer", peer_pages)
         return self._answer(
             pool,
             seq,
@@ -147,13 +153,15 @@ class Requests:
         self, pool: PoolState, body: Match, steps: list[Step], reach: Reach, own_node: Node
     ) -> int:
         lease = self.leases.grant(pool, body.request, body.attempt)
-        if reach.steps:
+        if own_node is not steps[-1][0] and reach.steps:
+            # Where the own pool has all of it, nothing can be restored: no host slot is pinned.
             node, pages = steps[reach.steps - 1]
             if pages < node.page_count:
                 upper = self.tree.split(node, pages)
                 steps[reach.steps - 1] = (upper, pages)
             self.leases.follow(lease, steps[reach.steps - 1][0])
-            for node, _ in reversed(steps[: reach.steps]):
+            for at in range(reach.steps - 1, -1, -1):
+                node = steps[at][0]
                 if node.resident(HOST) is not None:
                     self.leases.claim(lease, node, HOST)
                     break
@@ -314,7 +322,7 @@ class Requests:
 
 
 def _totals(pool: PoolState) -> Totals:
-    return Totals(pool.evictable_pages, pool.locked_pages)
+    return Totals(pool.pages - pool.locked_pages, pool.locked_pages)
 
 
 def _check_mode(pool: PoolState, mode: str, what: str) -> None:

@@ -48,3 +48,15 @@ def unpack_pages(packed: bytes) -> array[int]:
     pages = array("I")
     pages.frombytes(packed)
     return pages
+
+
+def common_pages(edge: bytes, tokens: bytes, position: int, end: int, page: int) -> int:
+    """Return how many whole pages of `edge` agree with `tokens` at `position`; at least 1 does."""
+    low, high = 1, min(len(edge), end - position) // page
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(edge[low * page : middle * page], position + low * page):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -7,15 +7,19 @@ the caller's (`pool`, `Directory`, the shim's mirror). It never compares anythin
 
 from __future__ import annotations
 
+from typing import Final
+
 from directory.core import limits
 from directory.core.errors import InternalError, StaleNode, TooMany
-from directory.core.ids import HOST, NodeId, OpId, Place, is_pool
+from directory.core.ids import HOST, NodeId, OpId, Place
 from directory.core.namespace import NamespaceKey
-from directory.core.node import Node, Residency, Run, Space
+from directory.core.node import Node, Residency, Run, Space, Tap
 from directory.core.place import PlaceState, PoolState
 from directory.core.spans import join_runs, split_runs
 from directory.core.states import RESIDENCY, ResidencyEvent, ResidencyState, step
+from directory.core.tokens import common_pages
 
+RESIDENT: Final = ResidencyState.RESIDENT
 Step = tuple[Node, int]
 """A node on a path and how many of its pages matched (all, but for the last node)."""
 
@@ -28,6 +32,7 @@ class Tree:
         self.nodes: dict[NodeId, Node] = {}
         self.places: dict[Place, PlaceState] = {}
         self.fills: dict[OpId, list[Node]] = {}
+        self.tap: Tap | None = None
         self._last_id: NodeId = 0
 
     # Namespaces and look-up.
@@ -61,18 +66,19 @@ class Tree:
         steps: list[Step] = []
         page = space.page_key
         end = len(tokens) - len(tokens) % page
-        node, position = space.root, 0
+        children, position = space.root.children, 0
         while position < end:
-            child = node.children.get(tokens[position : position + page])
+            child = children.get(tokens[position : position + page])
             if child is None:
                 break
             edge = child.edge
             if not tokens.startswith(edge, position, end):
-                steps.append((child, _common_pages(edge, tokens, position, end, page)))
+                steps.append((child, common_pages(edge, tokens, position, end, page)))
                 break
-            steps.append((child, len(edge) // page))
-            position += len(edge)
-            node = child
+            size = len(edge)
+            steps.append((child, size // page))
+            position += size
+            children = child.children
         return steps
 
     # Shape.
@@ -217,9 +223,7 @@ class Tree:
         return nodes, b"".join(freed)
 
     def drop(self, node: Node, place: Place) -> bytes:
-        """Resident -> absent; the node must be an unlocked leaf there. Returns its pages.
-
-        The caller prunes."""
+        """Resident -> absent, of an unlocked leaf there. Returns its pages; the caller prunes."""
         residency = node.places[place]
         step(RESIDENCY, residency.state, ResidencyEvent.DROP, node)
         return self._detach(node, place)
@@ -261,42 +265,51 @@ class Tree:
         """Protect the pages of a node and its ancestors at a place (one more claim)."""
         node.ends += 1
         state = self.places[place]
-        at = node
+        end = node.places[place]
+        if not end.locks and not end.children:
+            state.order_for(node).discard(node.id)  # those above have children, and are in none
+        at, more = node, 0
         while at.parent is not None:
             residency = at.places[place]
+            if not residency.locks and residency.state is RESIDENT:
+                more += len(residency.pages)
             residency.locks += 1
-            if residency.locks == 1:
-                if residency.state is ResidencyState.RESIDENT:
-                    state.count(at, 0, residency.page_count)
-                state.order_for(at).discard(at.id)
             at = at.parent
+        if more:
+            state.count(node, 0, more // 4)
 
     def unlock(self, node: Node, place: Place) -> bytes:
         """Undo one `lock`. Returns pages that were only draining and are free now."""
         node.ends -= 1
-        state = self.places[place]
-        at = node
+        at, less = node, 0
         while at.parent is not None:
             residency = at.places[place]
-            residency.locks -= 1
-            if residency.locks < 0:
-                raise InternalError(f"negative lock count at {place} of {at!r}")
-            if residency.locks == 0:
-                if residency.state is ResidencyState.RESIDENT:
-                    state.count(at, 0, -residency.page_count)
-                self.refresh(at, place)
+            locks = residency.locks - 1
+            if locks <= 0:
+                if locks < 0:
+                    raise InternalError(f"negative lock count at {place} of {at!r}")
+                if residency.state is RESIDENT:
+                    less += len(residency.pages)
+            residency.locks = locks
             at = at.parent
-        return self.release_drained(node, place)
+        if less:
+            self.places[place].count(node, 0, -less // 4)
+        end = node.places[place]
+        if not end.children:
+            self.refresh(node, place)  # those above have children, and are in no order
+        return b"" if end.state is RESIDENT else self.release_drained(node, place)
 
     def touch(self, steps: list[Step], place: Place, tick: int) -> None:
         """Mark the nodes of a path as used at a place, as far as they are there."""
+        end: Node | None = None
         for node, _ in steps:
             residency = node.places.get(place)
             if residency is None:
-                return
+                break
             residency.tick = tick
-            if not residency.children:
-                self.refresh(node, place)
+            end = node
+        if end is not None:
+            self.refresh(end, place)  # those above have children there, and are in no order
 
     def refresh(self, node: Node, place: Place) -> None:
         """Put a node into its eviction order, or take it out, as its state says."""
@@ -304,20 +317,19 @@ class Tree:
         if residency is None or node.parent is None:
             return
         order = self.places[place].order_for(node)
-        if (
-            residency.state is ResidencyState.RESIDENT
-            and not residency.locks
-            and not residency.children
-        ):
+        if not residency.children and not residency.locks and residency.state is RESIDENT:
             order.put(node.id, self.rank(node, place), residency.tick)
         else:
             order.discard(node.id)
 
     def rank(self, node: Node, place: Place) -> int:
         """Eviction class: at the host, mirrors of pool-resident pages (0) go before others (1)."""
-        if place != HOST:
-            return 0
-        return 0 if any(is_pool(at) for at in node.places) else 1
+        if place == HOST:
+            for at in node.places:
+                if at > 0:  # a pool: `ids.is_pool`, without the call
+                    return 0
+            return 1
+        return 0
 
     # Private.
 
@@ -384,15 +396,5 @@ class Tree:
     def _count(self, place: Place, node: Node, residency: Residency, sign: int) -> None:
         pages = sign * residency.page_count
         self.places[place].count(node, pages, pages if residency.locks else 0)
-
-
-def _common_pages(edge: bytes, tokens: bytes, position: int, end: int, page: int) -> int:
-    """Return how many whole pages of `edge` agree with `tokens` at `position`; at least 1 does."""
-    low, high = 1, min(len(edge), end - position) // page
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tokens.startswith(edge[low * page : middle * page], position + low * page):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        if self.tap is not None:
+            self.tap(node, place, sign)

@@ -46,7 +46,9 @@ class Held:
 
 
 class History:
-    """One world and its model. `check` compares the two."""
+    """One world and its model. `check` compares the two. `keys`: the namespaces that are used."""
+
+    keys: Sequence[NamespaceKey] = KEYS
 
     def __init__(self, page_size: int, host_pages: int, modes: Sequence[Mode]) -> None:
         self.page_size = page_size
@@ -72,7 +74,8 @@ class History:
 
     def compute(self, pick: Pick) -> None:
         """Publish a path; making room may evict."""
-        who, key, tokens = self._pick(pick, self.pools), self._pick(pick, KEYS), self._tokens(pick)
+        who, key = self._pick(pick, self.pools), self._pick(pick, self.keys)
+        tokens = self._tokens(pick)
         before = {
             page: c for c, at in self.model.items() for p, page in at.items() if p == who.pool
         }
@@ -100,7 +103,8 @@ class History:
 
     def look(self, pick: Pick) -> None:
         """Match with acquire, and compare the answer with the model."""
-        who, key, tokens = self._pick(pick, self.pools), self._pick(pick, KEYS), self._tokens(pick)
+        who, key = self._pick(pick, self.pools), self._pick(pick, self.keys)
+        tokens = self._tokens(pick)
         packed = who.pack(tokens, key)
         contents = self.contents(key, packed)
         at = [self.model.get(content, {}) for content in contents]

@@ -32,6 +32,7 @@ from directory.core.events import (
     Event,
     Mode,
     MoverLost,
+    PagesDamaged,
     PoolClosed,
     PoolRegistered,
 )
@@ -166,7 +167,7 @@ class SimDaemon:
         assert not mover.alive, "a mover is lost only when it is dead"
         while mover.said:
             said = mover.said.popleft()
-            if isinstance(said, CopyDone):
+            if isinstance(said, CopyDone | PagesDamaged):
                 self.tell(said)
         self._releasing.clear()
         self._waiting.clear()
@@ -331,7 +332,7 @@ class SimDaemon:
         if not self.alive:
             return
         match said:
-            case CopyDone():
+            case CopyDone() | PagesDamaged():
                 self.tell(said)
             case Imported():
                 session = self.sessions.get(said.pool)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from directory.core.actions import SubmitCopy
-from directory.core.ids import PoolId
+from directory.core.events import CopyDone, PagesDamaged
+from directory.core.ids import HOST, OpId, PoolId
+from directory.core.tokens import pack_pages, unpack_pages
 from tests.simulation.device import SimDevice
 from tests.simulation.heap import Heap
 from tests.simulation.memory import PoolMemory, SimImport, SimTier
 from tests.simulation.options import Options
-from transfer.engine import Engine, EngineEvent, EngineLimits
+from transfer.engine import Engine, EngineEvent
+from transfer.engine_limits import EngineLimits
 from transfer.messages import Imported
 
 Said = EngineEvent | Imported
@@ -45,6 +48,7 @@ class SimMover:
         self._said_us = 0
         self._awake = False
         self._polling = False
+        self._written: dict[int, OpId] = {}
 
     def open_tier(self, tier: SimTier) -> None:
         """Have the host tier opened."""
@@ -60,7 +64,16 @@ class SimMover:
 
     def submit(self, copy: SubmitCopy) -> None:
         """Have a copy carried out; answered by `CopyDone`."""
+        for part in copy.parts:
+            if part.target == HOST:
+                self._written.update(dict.fromkeys(unpack_pages(part.target_pages), copy.op))
         self._tell(lambda: self.engine.submit(copy))
+
+    def find_damage(self, slots: Iterable[int]) -> None:
+        """Report slots as damaged, but for those that a copy is, or may be, writing into."""
+        found = [slot for slot in slots if slot not in self._written]
+        if self.alive and found:
+            self._say(PagesDamaged(pack_pages(found), "scrub"))
 
     def kill(self) -> None:
         """End the process now, in the middle of whatever it does."""
@@ -103,6 +116,8 @@ class SimMover:
             self._heap.after(self._options.poll_us, self._poll)
 
     def _say(self, event: Said) -> None:
+        if isinstance(event, CopyDone):
+            self._written = {slot: op for slot, op in self._written.items() if op != event.op}
         self.said.append(event)
         self._said_us = max(self._said_us, self._heap.now_us + self._delay_us())
         self._heap.after(self._said_us - self._heap.now_us, self._deliver)

@@ -113,12 +113,12 @@ def rank_the_other_way(original: Call) -> Call:
     return rank
 
 
-@seam(core_tree, "_common_pages")
+@seam(core_tree, "common_pages")
 def common_pages_uncompared(original: Call) -> Call:
-    def _common_pages(edge: bytes, tokens: bytes, position: int, end: int, page: int) -> int:
+    def common_pages(edge: bytes, tokens: bytes, position: int, end: int, page: int) -> int:
         return min(len(edge), end - position) // page
 
-    return _common_pages
+    return common_pages
 
 
 # Namespaces.

@@ -99,6 +99,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Length of a log that is compacted (0: as the product)."""
     world_sizes: tuple[int, ...] = ()
     """Ranks of each scheduler (empty: one each)."""
+    page_damage: float = 0.0
+    """Host pages that are found damaged, times a second. No seed draws it: tests ask for it."""
 
     @property
     def host_cells(self) -> int:

@@ -87,7 +87,7 @@ class Follower:
         if client.lost:
             return
         before = client._last_seq
-        if asks:
+        if asks and not isinstance(body, Ended):
             client.ask(body, NEVER_MS)
         else:
             client.report(body)

@@ -7,11 +7,8 @@ story are left alone, for they decide nothing. Values that are never changed in 
 
 from __future__ import annotations
 
-from bisect import insort
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
-
-from sortedcontainers import SortedSet
 
 from directory.core.actions import SubmitCopy
 from directory.core.copies import Copy
@@ -35,14 +32,6 @@ of_copy = attrgetter(
 of_scheduler = attrgetter("pool", "mode", "seq", "receipt", "key", "own", "beyond", "restore")
 SPACE = Space(b"f", KEY, 1, 1)
 """The only space there ever is."""
-
-
-class Keys(list[Any]):
-    """What `EvictionOrder` needs of a `SortedSet`, cheaper to make: three keys at most."""
-
-    def add(self, key: object) -> None:
-        """Put a key in its place."""
-        insort(self, key)
 
 
 class Saved(NamedTuple):
@@ -137,7 +126,7 @@ def save(tiny: Tiny) -> Saved:
 
 
 def _order(order: EvictionOrder) -> tuple[Values, ...]:
-    return tuple(order._by_key)
+    return tuple(sorted(order._keys.values()))
 
 
 def _nodes(tiny: Tiny) -> tuple[Values, ...]:
@@ -222,7 +211,7 @@ def _load_nodes(tiny: Tiny, saved: tuple[Values, ...]) -> dict[int, Node]:
 def _eviction(keys: tuple[Values, ...]) -> EvictionOrder:
     order = EvictionOrder.__new__(EvictionOrder)
     order._keys = {key[2]: cast(tuple[int, int, int], key) for key in keys}
-    order._by_key = cast("SortedSet[tuple[int, int, int]]", Keys(keys))
+    order._heap = list(order._keys.values())
     return order
 
 

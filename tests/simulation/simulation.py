@@ -233,7 +233,8 @@ class Simulation(Trouble):
                 for node in directory.host.nodes.values()
                 if node.space.page_bytes == size
             )
-            if directory.slots.free_count(size) != directory.slots.capacity(size) - held:
+            out = len(directory.slots.damaged_slots(size))
+            if directory.slots.free_count(size) + held + out != directory.slots.capacity(size):
                 raise Violation("rest", f"host slots of {size} are neither free nor cached")
 
     def _state(self) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 
 from directory.core.actions import Action, SubmitCopy
+from directory.core.ids import HOST
+from directory.core.tokens import unpack_pages
 from tests.simulation.daemon import SimDaemon
 from tests.simulation.kept import Kept
 from tests.simulation.options import IN_TIME, Options
@@ -34,6 +36,7 @@ class Trouble(World):
         self.chaos = random.Random(f"{options.seed}/chaos")
         self._aims = self.chaos.choice((0.0, 0.5, 1.0))
         self._armed: list[str] = []
+        self._damage = random.Random(f"{options.seed}/damage")
 
     def start_daemon(self) -> None:
         """Begin a boot."""
@@ -47,6 +50,27 @@ class Trouble(World):
         """Plan every fault that this seed has."""
         for fault in IN_TIME:
             self._plan(fault)
+        if self.options.page_damage:
+            self._plan_damage()
+
+    def _plan_damage(self) -> None:
+        delay_us = int(self._damage.expovariate(self.options.page_damage) * 1_000_000)
+        self.heap.after(delay_us, self._damage_pages)
+
+    def _damage_pages(self) -> None:
+        """A mover finds some host pages damaged, those that loads are reading among them."""
+        self._plan_damage()
+        if not self.faulty or self.daemon is None or self.daemon.mover is None:
+            return
+        slots = self.daemon.directory.slots
+        known = [s for size in slots.page_sizes for s in slots.free_slots(size)[:2]]
+        for node in self.daemon.directory.host.nodes.values():
+            known += unpack_pages(node.places[HOST].pages)
+        if known:
+            self.facts["page_damage"] = self.facts.get("page_damage", 0) + 1
+            self.daemon.mover.find_damage(
+                self._damage.choices(known, k=self._damage.choice((1, 3)))
+            )
 
     def _plan(self, fault: str) -> None:
         rate = self.options.rate(fault)

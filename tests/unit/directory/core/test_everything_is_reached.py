@@ -26,6 +26,7 @@ from directory.core.events import (
     Lock,
     Match,
     MoverLost,
+    PagesDamaged,
     Request,
     Stats,
 )
@@ -92,6 +93,7 @@ def deaths(world: World) -> None:
     world.close(b.pool)
     world.copies.clear()
     world.send(MoverLost(0))
+    world.send(PagesDamaged(bytes(4), "scrub"))
     world.send(CopyDone(99, "ok"))
 
 

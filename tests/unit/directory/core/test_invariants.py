@@ -14,7 +14,7 @@ from directory.core.ids import HOST
 from directory.core.node import Node, Run
 from directory.core.place import SpanState
 from directory.core.states import ResidencyState
-from directory.core.tokens import pack_pages
+from directory.core.tokens import pack_pages, unpack_pages
 from tests.unit.directory.core.world import KEY, Scheduler, World
 
 POOL = 1
@@ -77,6 +77,10 @@ def _page_twice(d: Directory, parent: Node, leaf: Node) -> None:
 
 def _page_beyond(d: Directory, parent: Node, leaf: Node) -> None:
     leaf.places[POOL].pages = pack_pages([1000] * leaf.page_count)
+
+
+def _slot_damaged(d: Directory, parent: Node, leaf: Node) -> None:
+    d.slots.damaged.update(unpack_pages(parent.places[HOST].pages[:4]))
 
 
 def _slot_lost(d: Directory, parent: Node, leaf: Node) -> None:
@@ -172,6 +176,7 @@ CASES: list[tuple[Break, str]] = [
     (lambda d, p, n: setattr(p.places[HOST], "locks", 7), "has 7, claims below are"),
     (_claim_nowhere, "without pages there"),
     (_slot_lost, "free slots of 64 bytes"),
+    (_slot_damaged, "1 damaged slots of 64 bytes are still matched"),
     (_lease_pool_gone, "which is gone"),
     (_lease_unlisted, "leases, wrongly"),
     (_copy_gone, "are not the backups in flight"),
