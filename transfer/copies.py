@@ -5,14 +5,20 @@ Owns the life cycle of a copy. Decides nothing; the engine names the steps.
 
 import enum
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from directory.core.actions import SubmitCopy
 from directory.core.errors import InvalidTransition
 from directory.core.events import CopyDone, Outcome
 from directory.core.ids import PoolId, is_pool
+from transfer.checksum_copies import Check
 from transfer.device.protocol import Ticket
 from transfer.landing import Progress
+from transfer.pages import PageBatch
 from transfer.plan import RangeBatch
+
+Slice: TypeAlias = "list[RangeBatch] | list[PageBatch]"
+"""What is submitted at once, in the form that the device takes."""
 
 
 class CopyState(enum.Enum):
@@ -51,11 +57,15 @@ class Copy:
     """A copy that the engine has taken; mutated by the engine alone."""
 
     __slots__ = (
+        "broken",
+        "check",
         "deadline_us",
         "detail",
         "fences",
         "in_flight",
+        "local",
         "more",
+        "near",
         "nbytes",
         "outcome",
         "pools",
@@ -74,14 +84,23 @@ class Copy:
         self.fences = request.fences  # those that had not passed when last looked at
         self.deadline_us = deadline_us
         self.pools = involved_pools(request)
-        self.slices: Iterator[list[RangeBatch]] = iter(())
-        self.more: list[RangeBatch] | None = None  # the next slice to submit; None: no more
+        self.slices: Iterator[Slice] = iter(())
+        self.more: Slice | None = None  # the next slice to submit; None: no more
+        self.near = False  # between GPU memories
+        self.local = False  # within one GPU
         self.in_flight: set[Ticket] = set()
         self.progress: Progress | None = None  # of a load that lands layer by layer
+        self.check: Check | None = None  # what its checksums are still to be computed of
         self.outcome: Outcome = "ok"
+        self.broken = False
         self.detail = ""
         self.nbytes = 0  # submitted so far
         self.started_us = 0
+
+    @property
+    def checked(self) -> bool:
+        """Whether every checksum that it waits for was computed."""
+        return self.check is None or self.check.done
 
     def step(self, step: CopyStep) -> None:
         """Go to the next state; raises `InvalidTransition` where the table has none."""
@@ -93,7 +112,9 @@ class Copy:
     def done(self, now_us: int) -> CopyDone:
         """The event that reports the copy."""
         duration_us = now_us - self.started_us if self.started_us else 0
-        return CopyDone(self.request.op, self.outcome, self.detail, self.nbytes, duration_us)
+        return CopyDone(
+            self.request.op, self.outcome, self.detail, self.nbytes, duration_us, self.broken
+        )
 
     def __repr__(self) -> str:
         return (

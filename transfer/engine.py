@@ -6,37 +6,25 @@ mover calls `step` and hands in the time. It must never submit before all fences
 the words are as reported, and never call a copy "ok" before it has looked at the words again.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from directory.core.actions import SubmitCopy
 from directory.core.errors import TransferError
-from directory.core.events import CopyDone, Outcome
+from directory.core.events import CopyDone, Outcome, PagesDamaged
 from directory.core.ids import HOST, PoolId
-from directory.core.limits import FENCE_DEADLINE_MS, KIB, MIB
+from transfer.checksum import packed_slots
+from transfer.checksum_copies import Checksums
 from transfer.copies import Copy, CopyState, CopyStep
-from transfer.device.protocol import Device, Ticket
+from transfer.device.protocol import Device, PageDevice, Ticket
+from transfer.engine_limits import EngineLimits
 from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
-from transfer.imports import ImportedPool, translated
-from transfer.landing import Progress, layered
+from transfer.imports import CPU, ImportedPool, devices_of, translated
+from transfer.lanes import Lanes
 from transfer.layout import PoolLayout
-from transfer.plan import ChunkCache, Shard, forget, plan, slices
-
-
-class EngineLimits(NamedTuple):
-    """Bounds of the engine's queues and steps."""
-
-    slice_bytes: int = 2 * MIB
-    slice_ranges: int = 4 * KIB
-    submissions_max: int = 4
-    """Slices in flight at once: a restore waits for at most so many slices of backups."""
-    landing_bytes: int = MIB
-    """Of a load that lands layer by layer, so much at least is told at once: small layers go
-    together, since a submission costs as much as some hundred kilobytes."""
-    copies_max: int = 64 * KIB
-    fence_deadline_us: int = FENCE_DEADLINE_MS * 1000
+from transfer.slicing import Slicer
+from transfer.submissions import Submissions
 
 
 class PoolReleased(NamedTuple):
@@ -46,15 +34,20 @@ class PoolReleased(NamedTuple):
     detail: str = ""
 
 
-EngineEvent = CopyDone | PoolReleased
+EngineEvent = CopyDone | PoolReleased | PagesDamaged
 
 
 class Engine:
     """Runs copies on one device."""
 
     def __init__(
-        self, device: Device, clock_us: Callable[[], int], limits: EngineLimits | None = None
+        self,
+        device: Device,
+        clock_us: Callable[[], int],
+        limits: EngineLimits | None = None,
+        computing: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`computing`: whether the GPU computes now; asked for copies within it only."""
         self._device = device
         self._clock_us = clock_us
         self._limits = limits or EngineLimits()
@@ -62,13 +55,16 @@ class Engine:
         self._segments_attached = 0
         self._pools: dict[PoolId, ImportedPool] = {}
         self._layouts: dict[PoolId, PoolLayout] = {}
-        self._chunks: ChunkCache = {}
         self._releasing: set[PoolId] = set()
         self._copies: dict[int, Copy] = {}  # by op; until their CopyDone
         self._fenced: dict[int, Copy] = {}
-        self._restores: deque[Copy] = deque()  # READY or RUNNING with slices left, in order
-        self._backups: deque[Copy] = deque()
-        self._tickets: dict[Ticket, Copy] = {}
+        self._pages = device if isinstance(device, PageDevice) else None
+        self._slicer = Slicer(self._limits.sizes, whole_pages=self._pages is not None)
+        # Copies that are READY, or RUNNING with slices left, in order.
+        self._lanes = Lanes(*self._limits.bounds, computing)
+        self._submissions = Submissions(self._limits.device_deadline_us)
+        self._sums: Checksums | None = None
+        self._checking: list[Copy] = []  # copied, but for their checksums
         self._events: list[EngineEvent] = []
 
     @property
@@ -95,6 +91,10 @@ class Engine:
             self._device.attach((HOST, number), mapping)
             self._segments_attached = number + 1
         self._tier = tier
+
+    def use_checksums(self, sums: Checksums) -> None:
+        """Keep checksums of what is backed up from now on, and compare loads with them."""
+        self._sums = sums
 
     def add_pool(self, pool: ImportedPool) -> None:
         """Use a pool from now on; the engine closes it. Raises `TransferError`: still yours."""
@@ -148,6 +148,7 @@ class Engine:
         self._collect()
         self._look_at_fences()
         self._submit_slices()
+        self._compute_sums()
         self._finish_releases()
         events, self._events = self._events, []
         return events
@@ -172,16 +173,17 @@ class Engine:
 
     def _collect(self) -> None:
         for ticket, error in self._device.poll():
-            copy = self._tickets.pop(ticket)
-            copy.in_flight.remove(ticket)
+            copy = self._submissions.end(ticket)
+            self._lanes.lane(copy).ended(self._clock_us())
             if error and copy.state is CopyState.RUNNING:
-                self._lose(copy, "failed", f"the device failed: {error}")
+                self._lose(copy, "failed", f"the device failed: {error}", broken=True)
                 continue
             if copy.progress is not None and not error:
                 copy.progress.done(ticket)
                 self._tell_landed(copy)
             if not copy.in_flight:
                 self._settle(copy)
+        self._submissions.watch(self._clock_us())
 
     def _look_at_fences(self) -> None:
         for copy in list(self._fenced.values()):
@@ -193,18 +195,17 @@ class Engine:
             if not copy.fences:
                 copy.step(CopyStep.PASS)
                 del self._fenced[copy.request.op]
-                (self._restores if copy.urgent else self._backups).append(copy)
+                devices = devices_of(copy.request, self._pools)
+                copy.near = CPU not in devices
+                copy.local = copy.near and len(devices) == 1
+                self._lanes.add(copy)
             elif self._clock_us() >= copy.deadline_us:
                 fence = copy.fences[0]
                 stand = describe_fence(fence, self._timeline(fence.pool, fence.timeline))
                 self._lose(copy, "failed", f"fence timeout: {stand}")
 
     def _submit_slices(self) -> None:
-        while self._device.in_flight < self._limits.submissions_max:
-            lane = self._restores or self._backups
-            if not lane:
-                return
-            copy = lane[0]
+        for copy in self._lanes.ready(self._clock_us):
             # The words are read before every slice, not only before the first: once a word has
             # moved on, the rest of the copy is wasted work.
             if not self._words_hold(copy):
@@ -212,21 +213,31 @@ class Engine:
             if copy.state is CopyState.READY and not self._start(copy):
                 continue
             if copy.more is not None:
+                paced = self._lanes.paced(copy)
                 try:
-                    ticket = self._device.submit(copy.more, urgent=copy.urgent)
+                    ticket = self._submit(copy)
                 except TransferError as error:
-                    self._lose(copy, "failed", str(error))
+                    self._lose(copy, "failed", str(error), broken=True)
                     continue
-                self._tickets[ticket] = copy
-                copy.in_flight.add(ticket)
+                now = self._clock_us()
+                self._submissions.add(ticket, copy, now)
                 if copy.progress is not None:
                     copy.progress.submitted(ticket)
-                copy.nbytes += sum(batch.nbytes for batch in copy.more)
+                nbytes = sum(batch.nbytes for batch in copy.more)
+                self._lanes.lane(copy).submitted(nbytes, now, paced=paced)
+                copy.nbytes += nbytes
                 copy.more = next(copy.slices, None)
             if copy.more is None:
-                lane.popleft()
+                self._lanes.discard(copy)
                 if not copy.in_flight:  # there was nothing to copy
                     self._settle(copy)
+
+    def _submit(self, copy: Copy) -> Ticket:
+        """Hand the next slice over, in the form that the device takes."""
+        assert copy.more is not None
+        if self._pages is not None:
+            return self._pages.submit_pages(copy.more, urgent=copy.urgent)  # type: ignore[arg-type]
+        return self._device.submit(copy.more, urgent=copy.urgent)  # type: ignore[arg-type]
 
     def _finish_releases(self) -> None:
         for pool in sorted(self._releasing):
@@ -235,7 +246,7 @@ class Engine:
             self._releasing.remove(pool)
             imported = self._pools.pop(pool)
             del self._layouts[pool]
-            forget(self._chunks, pool)
+            self._slicer.forget(pool)
             try:
                 for key, _ in imported.memories():
                     self._device.detach(key)
@@ -249,18 +260,13 @@ class Engine:
     def _start(self, copy: Copy) -> bool:
         try:
             tier = self._tier.shape if self._tier is not None else None
-            shard = Shard(copy.request.slot_bytes, copy.request.shard_offset)
             # Only now do names stand for pages: the fences have passed, the words hold.
             parts = [translated(part, self._pools) for part in copy.request.parts]
-            at_once = self._limits.slice_bytes, self._limits.slice_ranges
-            landing = copy.request.landing
-            if landing is None:
-                batches = plan(parts, self._layouts, tier, self._chunks, shard)
-                copy.slices = slices(batches, *at_once)
-            else:
-                least = self._limits.landing_bytes
-                copy.progress = Progress(layered(landing, parts, self._layouts, tier, shard, least))
-                copy.slices = copy.progress.slices(*at_once)
+            if self._sums is not None:
+                copy.check = self._sums.begin(copy.request, self._layouts)
+            copy.slices, copy.progress = self._slicer.slices(
+                copy.request, parts, self._layouts, tier, near=copy.near
+            )
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False
@@ -293,7 +299,7 @@ class Engine:
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False
-        if progress.landed > progress.told:
+        if progress.landed > progress.told and copy.checked:
             table.write(landing.counter, landing.first + progress.landed)
             progress.told = progress.landed
         return True
@@ -301,12 +307,31 @@ class Engine:
     def _settle(self, copy: Copy) -> None:
         """Nothing of the copy is in flight: end it, unless slices are still to come."""
         if copy.state is CopyState.RUNNING and copy.more is None:
-            if self._words_hold(copy):
+            if not copy.checked:
+                self._checking.append(copy)
+            elif self._tell_landed(copy) and self._words_hold(copy):
+                if self._sums is not None and copy.check is not None and copy.check.fill:
+                    self._sums.commit(copy.check)
                 copy.step(CopyStep.LAND)
                 self._report(copy)
         elif copy.state is CopyState.DRAINING:
             copy.step(CopyStep.DRAIN)
             self._report(copy)
+
+    def _compute_sums(self) -> None:
+        """Compute some of the checksums that copies wait for, loads before backups."""
+        if self._sums is None or not self._checking:
+            return
+        copy = next((copy for copy in self._checking if copy.urgent), self._checking[0])
+        assert copy.check is not None, "nothing else waits here"
+        self._sums.advance(copy.check)
+        if copy.check.damaged:
+            self._events.append(PagesDamaged(packed_slots(copy.check.damaged), copy.request.kind))
+            found = f"{len(copy.check.damaged)} host pages differ from their checksums"
+            self._lose(copy, "failed", found)
+        elif copy.check.done:
+            self._checking.remove(copy)
+            self._settle(copy)
 
     def _words_hold(self, copy: Copy) -> bool:
         """Whether the words are as reported; otherwise the copy is lost."""
@@ -320,11 +345,14 @@ class Engine:
             self._lose(copy, "void", describe_word(word, self._word(word.pool, word.slot)))
         return not moved
 
-    def _lose(self, copy: Copy, outcome: Outcome, detail: str) -> None:
-        """Give a copy up; it is reported once nothing of it is in flight."""
+    def _lose(self, copy: Copy, outcome: Outcome, detail: str, *, broken: bool = False) -> None:
+        """Give a copy up; it is reported once nothing of it is in flight.
+
+        `broken`: it is the device that failed, not this copy.
+        """
         if copy.state is CopyState.DRAINING:
             return
-        copy.outcome, copy.detail = outcome, detail
+        copy.outcome, copy.detail, copy.broken = outcome, detail, broken
         if copy.state is CopyState.RUNNING:
             self._leave_lane(copy)
             copy.step(CopyStep.LOSE)
@@ -338,9 +366,9 @@ class Engine:
     def _leave_lane(self, copy: Copy) -> None:
         copy.more = None
         self._fenced.pop(copy.request.op, None)
-        lane = self._restores if copy.urgent else self._backups
-        if copy in lane:
-            lane.remove(copy)
+        if copy in self._checking:
+            self._checking.remove(copy)
+        self._lanes.discard(copy)
 
     def _report(self, copy: Copy) -> None:
         del self._copies[copy.request.op]

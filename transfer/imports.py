@@ -7,7 +7,7 @@ part of a pool whose import failed, and never trust a size that the exporter ann
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 
-from directory.core.actions import CopyPart
+from directory.core.actions import CopyPart, SubmitCopy
 from directory.core.errors import ImportFailed, TransferError
 from directory.core.ids import Place, PoolId, is_pool
 from transfer.ipc.memory import (
@@ -26,12 +26,20 @@ TABLE_FDS = 2
 """Descriptors behind those of the allocations: the timelines, then the span words. A pool whose
 pages are named has one more at the end: the page table."""
 
+CPU = "cpu"
+"""The device of memory that is the host's."""
+
 ReadTimelines = Callable[[TimelineTable], Timelines]
 """Takes a table over, or closes it and raises `ImportFailed`."""
 
 
 class ImportedPool:
-    """One pool's layout, allocations, timelines, words and page table, open in this process."""
+    """One pool's layout, allocations, timelines, words and page table, open in this process.
+
+    `device`: UUID of the GPU that its memory lies on, as its scheduler announced it.
+    """
+
+    device: str = CPU
 
     def __init__(
         self,
@@ -43,6 +51,7 @@ class ImportedPool:
         words: WordTable,
         page_table: PageTable | None = None,
         landings: TimelineTable | None = None,
+        device: str = CPU,
     ) -> None:
         self.pool = pool
         self.layout = layout
@@ -53,6 +62,7 @@ class ImportedPool:
         """Where named pages lie; None: page numbers are page numbers."""
         self.landings = landings
         """Where landing counters are written: the timelines' own table, which closes it."""
+        self.device = device
         self._memory = memory
 
     @classmethod
@@ -102,7 +112,8 @@ class ImportedPool:
             for part in opened:
                 part.close()
             raise ImportFailed(f"pool {pool} cannot be imported: {error}") from error
-        return cls(pool, layout, memory, mappings, timelines, words, pages, table)
+        device = handles[0].device
+        return cls(pool, layout, memory, mappings, timelines, words, pages, table, device)
 
     def memories(self) -> list[tuple[MemoryKey, Mapping]]:
         """What to attach to a device."""
@@ -141,6 +152,12 @@ def translated(part: CopyPart, pools: MappingOf[PoolId, ImportedPool]) -> CopyPa
         part.target,
         _pages(part.target, part.target_pages, pools),
     )
+
+
+def devices_of(request: SubmitCopy, pools: MappingOf[PoolId, ImportedPool]) -> set[str]:
+    """Where the pages of a copy lie: UUIDs of GPUs, and "cpu" for host memory."""
+    places = {place for part in request.parts for place in (part.source, part.target)}
+    return {pools[place].device if is_pool(place) else CPU for place in places}
 
 
 def _pages(place: Place, pages: bytes, pools: MappingOf[PoolId, ImportedPool]) -> bytes:

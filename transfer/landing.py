@@ -7,16 +7,18 @@ not lost. Peer copies have no steps: what comes out of a pool counts when all of
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from directory.core.actions import CopyPart, Landing
 from directory.core.errors import LayoutError
-from directory.core.ids import HOST, LANDINGS, PoolId
+from directory.core.ids import HOST, LANDINGS, Place, PoolId
 from transfer.device.protocol import Ticket
 from transfer.host_tier import TierShape
 from transfer.layout import PoolLayout
+from transfer.pages import PageBatch, Pattern, page_batches, page_slices
 from transfer.plan import (
     WHOLE,
     Chunk,
@@ -40,6 +42,27 @@ class Step(NamedTuple):
     layers: int
     batches: Iterator[RangeBatch]
 
+    def slices(self, slice_bytes: int, slice_ranges: int) -> Iterator[list[RangeBatch]]:
+        """Its slices, in order."""
+        return slices(self.batches, slice_bytes, slice_ranges)
+
+
+class PageStep(NamedTuple):
+    """The same, in whole pages."""
+
+    layers: int
+    batches: Iterator[PageBatch]
+
+    def slices(self, slice_bytes: int, slice_ranges: int) -> Iterator[list[PageBatch]]:
+        """Its slices, in order; how many ranges a page is matters to nobody."""
+        del slice_ranges
+        return page_slices(self.batches, slice_bytes)
+
+
+PatternCache: TypeAlias = dict[tuple[tuple[Place, Place], Shard, int], list[tuple[int, Pattern]]]
+"""(layers so far, chunks) by places, shard and least bytes of a page's part (-1: whole pages)."""
+PATTERNS_MAX = 4_096
+
 
 def layered(
     landing: Landing,
@@ -54,19 +77,75 @@ def layered(
     A step is at least one layer and at least `step_bytes`, where there are so many. Raises
     `LayoutError` as `plan` does, and for what cannot land layer by layer.
     """
+    checked = _checked(landing, parts, layouts, tier, shard)
+    layout = layouts[landing.pool]
+    chunks = buffer_chunks(None, layout, shard)
+    groups = _groups(layout, chunks, _least(checked, layout.page_bytes, step_bytes))
+    return [Step(layers, _batches(checked, group)) for layers, group in groups]
+
+
+def layered_pages(
+    landing: Landing,
+    parts: Sequence[CopyPart],
+    layouts: Mapping[PoolId, PoolLayout],
+    tier: TierShape | None,
+    shard: Shard,
+    step_bytes: int,
+    *,
+    patterns: PatternCache,
+) -> list[PageStep]:
+    """The same steps for a device that takes whole pages. `patterns` is filled."""
+    checked = _checked(landing, parts, layouts, tier, shard)
+    chunks = partial(buffer_chunks, None, layouts[landing.pool], shard)
+    places = HOST, landing.pool
+    layout = layouts[landing.pool]
+    single = _patterns(patterns, (places, shard, 0), layout, chunks)
+    page_bytes = sum(pattern.nbytes for _, pattern in single)
+    least = _least(checked, page_bytes, step_bytes)
+    groups = single
+    if least > min(pattern.nbytes for _, pattern in single):
+        groups = _patterns(patterns, (places, shard, least), layout, chunks)
+    return [PageStep(layers, _page_batches(checked, pattern)) for layers, pattern in groups]
+
+
+def _checked(
+    landing: Landing,
+    parts: Sequence[CopyPart],
+    layouts: Mapping[PoolId, PoolLayout],
+    tier: TierShape | None,
+    shard: Shard,
+) -> list[tuple[CopyPart, Segments]]:
     if landing.counter < LANDINGS:
         raise LayoutError(f"counter {landing.counter} is no landing counter")
     if any(part.source != HOST or part.target != landing.pool for part in parts):
         raise LayoutError("only pages of the host tier land layer by layer, in the counter's pool")
     checked = [(part, check_pages(part, layouts, tier, shard)) for part in parts]
-    pages = sum(len(starts) for _, segments in checked for _, starts, _ in segments)
-    if not pages:
+    if not any(starts for _, segments in checked for _, starts, _ in segments):
         raise LayoutError("a load of no page at all has no layers")
-    layout = layouts[landing.pool]
-    chunks = buffer_chunks(None, layout, shard)
-    step_bytes = max(step_bytes, -(-pages * layout.page_bytes // STEPS_MAX))
-    groups = _groups(layout, chunks, -(-step_bytes // pages))
-    return [Step(layers, _batches(checked, group)) for layers, group in groups]
+    return checked
+
+
+def _least(checked: Sequence[tuple[CopyPart, Segments]], page_bytes: int, step_bytes: int) -> int:
+    """Bytes of a page that a step moves at least."""
+    pages = sum(len(starts) for _, segments in checked for _, starts, _ in segments)
+    step_bytes = max(step_bytes, -(-pages * page_bytes // STEPS_MAX))
+    return -(-step_bytes // pages)
+
+
+def _patterns(
+    known: PatternCache,
+    key: tuple[tuple[Place, Place], Shard, int],
+    layout: PoolLayout,
+    chunks: Callable[[], Sequence[Chunk]],
+) -> list[tuple[int, Pattern]]:
+    """(layers so far, chunks) a step of at least so many bytes of a page as the key says."""
+    found = known.get(key)
+    if found is None:
+        if len(known) >= PATTERNS_MAX:
+            known.clear()
+        groups = _groups(layout, chunks(), key[2])
+        found = known[key] = [(layers, Pattern(group)) for layers, group in groups]
+    return found
 
 
 def _batches(
@@ -74,6 +153,13 @@ def _batches(
 ) -> Iterator[RangeBatch]:
     """The same chunks of all parts' pages."""
     return chain.from_iterable(part_batches(part, segments, chunks) for part, segments in checked)
+
+
+def _page_batches(
+    checked: Sequence[tuple[CopyPart, Segments]], pattern: Pattern
+) -> Iterator[PageBatch]:
+    """The same pattern of all parts' pages."""
+    return chain.from_iterable(page_batches(part, segments, pattern) for part, segments in checked)
 
 
 def _groups(
@@ -108,7 +194,7 @@ class Progress:
     `landed`: layers whose pages are all in place. `told`: layers that the counter says.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step] | Sequence[PageStep]) -> None:
         self.landed = 0
         self.told = 0
         self.layers = steps[-1].layers if steps else 0
@@ -116,12 +202,14 @@ class Progress:
         self._open: deque[_Open] = deque()
         self._by_ticket: dict[Ticket, _Open] = {}
 
-    def slices(self, slice_bytes: int, slice_ranges: int) -> Iterator[list[RangeBatch]]:
+    def slices(
+        self, slice_bytes: int, slice_ranges: int
+    ) -> Iterator[list[RangeBatch] | list[PageBatch]]:
         """The slices of all steps in order; none holds pieces of two steps. Taken once."""
-        for layers, batches in self._steps:
-            step = _Open(layers)
+        for part in self._steps:
+            step = _Open(part.layers)
             self._open.append(step)
-            yield from slices(batches, slice_bytes, slice_ranges)
+            yield from part.slices(slice_bytes, slice_ranges)
             step.whole = True
 
     def submitted(self, ticket: Ticket) -> None:

@@ -1,7 +1,8 @@
 """Messages between the daemon and a mover, over their FdChannel.
 
-Owns their shapes, nothing else. Copies are the Directory's own action and event, unchanged.
-Every request but a copy is answered in order; what cannot be understood is answered `Rejected`.
+Owns their shapes, nothing else. Copies and damage are the Directory's own action and events,
+unchanged. Every request but a copy is answered in order; what cannot be understood is answered
+`Rejected`.
 """
 
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from directory.core.actions import SubmitCopy
-from directory.core.events import CopyDone
+from directory.core.events import CopyDone, PagesDamaged
 from directory.core.ids import PoolId
 from directory.core.limits import BUFFERS_PER_POOL_MAX
 from transfer.host_tier import TierShape
@@ -23,6 +24,16 @@ class OpenHostTier(msgspec.Struct, frozen=True, array_like=True, tag="open_tier"
 
     shape: TierShape
     first: int = 0
+
+
+class OpenChecksums(msgspec.Struct, frozen=True, array_like=True, tag="open_checksums"):
+    """Keep checksums of the tier in the table that comes along; sent before the tier, and answered
+    `TierOpened`. `verify`: compare every load. `scrub_bytes_s`: read so much of the tier a second
+    and compare it (0: nothing)."""
+
+    shape: TierShape
+    verify: bool
+    scrub_bytes_s: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
 
 
 class ImportPool(msgspec.Struct, frozen=True, array_like=True, tag="import_pool"):
@@ -60,7 +71,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class TierOpened(msgspec.Struct, frozen=True, array_like=True, tag="tier_opened"):
-    """Answer to `OpenHostTier`: segments open now; `detail` says why, where it is not ok."""
+    """Answer to `OpenHostTier` and `OpenChecksums`: segments open now; `detail` says why, where it
+    is not ok."""
 
     ok: bool
     segments: int
@@ -96,8 +108,8 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     detail: str
 
 
-Request = OpenHostTier | ImportPool | ReleasePool | SubmitCopy | Ping | Shutdown
-Reply = Ready | TierOpened | Imported | Released | CopyDone | Pong | Rejected
+Request = OpenHostTier | OpenChecksums | ImportPool | ReleasePool | SubmitCopy | Ping | Shutdown
+Reply = Ready | TierOpened | Imported | Released | CopyDone | PagesDamaged | Pong | Rejected
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(Request)

@@ -8,6 +8,7 @@ what it is told, or says why not.
 
 import argparse
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -30,10 +31,14 @@ from directory.core.errors import (
     TransferError,
     TreecoredError,
 )
-from directory.core.events import CopyDone
+from directory.core.events import CopyDone, PagesDamaged
+from transfer.checksum import SumTable, load_hash, packed_slots
+from transfer.checksum_copies import Checksums
+from transfer.checksum_scrub import Scrubber
 from transfer.device.cpu import CpuDevice
 from transfer.device.protocol import Device, DeviceLost
-from transfer.engine import Engine, EngineLimits, PoolReleased
+from transfer.engine import Engine, PoolReleased
+from transfer.engine_limits import CUDA_LIMITS, EngineLimits
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
 from transfer.ipc.backends import MemoryByKind
@@ -43,6 +48,7 @@ from transfer.ipc.sync import EVENT_SYNC, TIMELINE_SYNC, SyncHandle, Timelines, 
 from transfer.messages import (
     Imported,
     ImportPool,
+    OpenChecksums,
     OpenHostTier,
     Ping,
     Pong,
@@ -75,12 +81,15 @@ class Backend(NamedTuple):
     """What a mover is made of for one kind of device.
 
     `memory`: imports by kind of handle, beside shared memory. `syncs`: how to read the timelines
-    of a pool, by the kind that its scheduler chose, beside plain timelines.
+    of a pool, by the kind that its scheduler chose, beside plain timelines. `computing`: whether
+    the GPU computes now.
     """
 
     device: Device
     memory: MappingOf[str, DeviceMemoryIPC]
     syncs: MappingOf[str, Callable[[TimelineTable, SyncHandle], Timelines]]
+    limits: EngineLimits = EngineLimits()
+    computing: Callable[[], bool] = lambda: True
 
 
 class Mover:
@@ -99,13 +108,18 @@ class Mover:
         self._ipc = SharedMemoryIPC()
         self._memory = MemoryByKind({MEMFD: self._ipc, **backend.memory})
         self._syncs = backend.syncs
-        self._engine = Engine(device, now_us, limits)
+        self._engine = Engine(device, now_us, limits or backend.limits, backend.computing)
         self._tier: HostTierMemory | None = None
+        self._sums: Checksums | None = None
+        self._scrubber: Scrubber | None = None
         self._stopping = False
         self._fences_since_us = 0  # since when there has been nothing to do but to watch fences
 
     def run(self) -> None:
         """Serve until told to stop. Raises `ChannelClosed` when the daemon is gone."""
+        # What was imported lives as long as this process: no collection has to walk through it
+        # while a forward pass waits for a layer.
+        gc.freeze()
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
         writing = False
@@ -122,13 +136,19 @@ class Mover:
                     self._receive()
             for event in self._engine.step():
                 self._send(Released(*event) if isinstance(event, PoolReleased) else event)
+            if self._scrubber is not None:
+                damaged = self._scrubber.step(now_us())
+                if damaged:
+                    self._send(PagesDamaged(packed_slots(damaged), "scrub"))
         self._channel.wait_sent(1.0)
 
     def _patience_ms(self) -> int | None:
         """How long to wait for a message before the next step; None: until there is one."""
         if self._engine.idle:
             self._fences_since_us = 0
-            return None
+            if self._scrubber is None:
+                return None
+            return max(0, -(-(self._scrubber.due_us - now_us()) // 1000))
         if not self._engine.only_fences:
             self._fences_since_us = 0
             return 0
@@ -166,6 +186,8 @@ class Mover:
                 self._submit(request)
             case OpenHostTier():
                 self._open_tier(request, fds)
+            case OpenChecksums():
+                self._open_checksums(request, fds)
             case ImportPool():
                 self._import_pool(request, fds)
             case ReleasePool():
@@ -183,6 +205,23 @@ class Mover:
             self._engine.submit(request)
         except TransferError as error:
             self._send(CopyDone(request.op, "failed", str(error)[:DETAIL_CHARS_MAX]))
+
+    def _open_checksums(self, request: OpenChecksums, fds: Sequence[int]) -> None:
+        try:
+            request.shape.check()
+            if self._tier is not None or len(fds) != 1:
+                raise TransferError("one table of checksums comes before the host tier")
+            hash_of = load_hash()
+            table = SumTable(os.dup(fds[0]), request.shape)
+            self._tier = HostTierMemory(self._ipc, request.shape)
+            self._sums = Checksums(table, self._tier, hash_of, verify=request.verify)
+            self._engine.use_checksums(self._sums)
+            if request.scrub_bytes_s:
+                self._scrubber = Scrubber(self._sums, request.scrub_bytes_s, now_us())
+        except TransferError as error:
+            self._send(TierOpened(False, 0, str(error)[:DETAIL_CHARS_MAX]))
+        else:
+            self._send(TierOpened(True, 0))
 
     def _open_tier(self, request: OpenHostTier, fds: Sequence[int]) -> None:
         try:
@@ -280,15 +319,22 @@ def make_device(name: str, *, pinned: bool = True) -> Backend:
 def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
     # Imported here: a mover of CPU pools runs without CUDA's bindings.
     from transfer.device.cuda import open_device
+    from transfer.device.cuda_busy import Computing
+    from transfer.device.cuda_calibrate import calibrate
     from transfer.ipc.cuda_events import EventReader
     from transfer.ipc.cuda_memory import CudaMemoryIPC
 
-    device, driver = open_device(uuid, pinned=pinned)
+    computing = Computing(uuid, now_us)
+    device, driver = open_device(uuid, pinned=pinned, computing=computing)
+    if pinned:
+        log.info("calibrated: %s", calibrate(device, driver).as_rows())
     memory = CudaMemoryIPC(driver)
     return Backend(
         device,
         {CUDA_IPC: memory, CUDA_VMM: memory},
         {EVENT_SYNC: lambda table, sync: EventReader.open(driver, table, sync)},
+        CUDA_LIMITS,
+        computing,
     )
 
 
@@ -299,6 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:<UUID of a GPU>")
     parser.add_argument("--unpinned", action="store_true", help="leave host memory unregistered")
+    parser.add_argument(
+        "--limit", action="append", default=[], help="NAME=NUMBER of transfer/engine_limits.py"
+    )
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     # What is sent to a whole terminal or service is for the daemon, which ends its movers in
@@ -311,7 +360,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     channel = FdChannel(socket.socket(fileno=options.fd))
     try:
-        Mover(channel, make_device(options.device, pinned=not options.unpinned)).run()
+        backend = make_device(options.device, pinned=not options.unpinned)
+        Mover(channel, backend, backend.limits.changed(options.limit)).run()
     except ChannelClosed:
         return 0
     except DeviceLost:

@@ -27,6 +27,7 @@ from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout
 from transfer.messages import (
     ImportPool,
+    OpenChecksums,
     OpenHostTier,
     Ping,
     ReleasePool,
@@ -80,7 +81,7 @@ class MoverHandle:
                     command,
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(), *held_fds),
-                    env=_environment(),
+                    env=child_environment(),
                 )
             except OSError:
                 ours.close()
@@ -130,6 +131,13 @@ class MoverHandle:
         for first in firsts:
             self._send(OpenHostTier(tier.shape, first), fds[first : first + at_once])
         return len(firsts)
+
+    def open_checksums(
+        self, tier: HostTierMemory, table: int, *, verify: bool, scrub_bytes_s: int
+    ) -> int:
+        """Hand the table of checksums over, before the tier; one `TierOpened` answers."""
+        self._send(OpenChecksums(tier.shape, verify, scrub_bytes_s), (table,))
+        return 1
 
     def import_pool(
         self,
@@ -201,8 +209,8 @@ class MoverHandle:
         return f"<MoverHandle {self.device} pid {self.pid} {state}>"
 
 
-def _environment() -> dict[str, str]:
-    """The mover's environment: as ours, and able to import this package where it is not installed.
+def child_environment() -> dict[str, str]:
+    """A child's environment: as ours, and able to import this package where it is not installed.
 
     `-P` keeps the current folder off the import path, whoever owns it.
     """

@@ -12,9 +12,9 @@ and ranges are made batch by batch as they are taken. A device takes a batch at 
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import accumulate, chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from directory.core.actions import CopyPart
 from directory.core.errors import LayoutError
@@ -73,8 +73,11 @@ ChunkCache: TypeAlias = dict[tuple[tuple[Place, Place], Shard], list[Chunk]]
 """Fused chunks by (source, target) and shard; `forget` drops a pool's when it goes."""
 
 
-def forget(cache: ChunkCache, pool: PoolId) -> None:
-    """Drop what is remembered of a pool's layout."""
+_Key = TypeVar("_Key", bound=tuple[Any, ...])
+
+
+def forget(cache: MutableMapping[_Key, Any], pool: PoolId) -> None:
+    """Drop what is remembered of a pool's layout; keys begin with a pair of places."""
     for key in [key for key in cache if pool in key[0]]:
         del cache[key]
 
@@ -133,7 +136,7 @@ def part_batches(
     """The ranges of a part that was checked."""
     for segment, starts, stops in segments:
         merges = any(chunk.merges for chunk in chunks)
-        runs = _runs(starts, stops) if merges else []
+        runs = runs_of(starts, stops) if merges else []
         if len(runs) == len(starts):
             runs = []
         for chunk in chunks:
@@ -300,12 +303,16 @@ def _by_segment(
             return [(first, indices, target_pages)]
         return [(first, source_pages, indices)]
     groups: dict[int, tuple[list[int], list[int]]] = {}
-    for source_page, target_page in zip(source_pages, target_pages, strict=True):
-        slot = source_page if part.source == HOST else target_page
-        starts, stops = groups.setdefault(slot >> SEGMENT_SHIFT, ([], []))
-        starts.append(slot & INDEX_MASK if part.source == HOST else source_page)
-        stops.append(slot & INDEX_MASK if part.target == HOST else target_page)
-    return [(segment, starts, stops) for segment, (starts, stops) in groups.items()]
+    others = target_pages if part.source == HOST else source_pages
+    for slot, page in zip(slots, others, strict=True):
+        group = groups.get(slot >> SEGMENT_SHIFT)
+        if group is None:
+            group = groups[slot >> SEGMENT_SHIFT] = ([], [])
+        group[0].append(slot & INDEX_MASK)
+        group[1].append(page)
+    if part.source == HOST:
+        return [(segment, indices, pages) for segment, (indices, pages) in groups.items()]
+    return [(segment, pages, indices) for segment, (indices, pages) in groups.items()]
 
 
 def _check_side(
@@ -328,7 +335,7 @@ def _check_side(
     tier.locate(segment << SEGMENT_SHIFT | highest, slot_bytes)
 
 
-def _runs(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:
+def runs_of(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:
     """(source page, target page, count) of maximal runs that advance by one on both sides."""
     runs: list[tuple[int, int, int]] = []
     first_source, first_target, count = starts[0], stops[0], 0

@@ -2,13 +2,14 @@
 
 A kernel stores to an address that is no memory. Every later call in the context fails with
 CUDA_ERROR_ILLEGAL_ADDRESS, as after a fault of the hardware or the driver, and no call mends it.
-The product's mover launches no kernel.
+The product's own kernel copies between checked addresses only.
 """
 
 import os
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 import transfer.device.cuda
 from transfer.device.cuda import CudaDevice, open_device
@@ -32,8 +33,8 @@ KERNEL = b"""
 \0"""
 
 
-def _open_and_arm(uuid: str, *, pinned: bool = True) -> tuple[CudaDevice, Driver]:
-    device, driver = open_device(uuid, pinned=pinned)
+def _open_and_arm(uuid: str, **options: Any) -> tuple[CudaDevice, Driver]:
+    device, driver = open_device(uuid, **options)
     module = driver.call("cuModuleLoadData", KERNEL)
     kernel = driver.call("cuModuleGetFunction", module, b"wild")
     stream = driver.call("cuStreamCreate", 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from directory.protocol.messages import AdminCheck, AdminReport
+from directory.protocol.admin import AdminCheck, AdminReport
 from scheduler_shim.worker_messages import Finished, Summary
 from tests.gpu.conftest import gpus
 from tests.gpu.cuda_worker import MEMORY_VARIABLE

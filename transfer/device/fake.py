@@ -11,6 +11,7 @@ from typing import NamedTuple
 from transfer.device.cpu import attach_view, check_batches, copy_batches
 from transfer.device.protocol import Completion, MemoryBusy, Ticket, UnknownMemory
 from transfer.ipc.memory import Mapping
+from transfer.pages import PageBatch
 from transfer.plan import MemoryKey, RangeBatch
 
 
@@ -119,3 +120,17 @@ class FakeDevice:
 
     def __repr__(self) -> str:
         return f"<FakeDevice {len(self._views)} memories, {len(self.waiting)} waiting>"
+
+
+class FakePageDevice(FakeDevice):
+    """A fake device that takes whole pages, too, and copies them range by range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: list[list[PageBatch]] = []
+
+    def submit_pages(self, batches: Sequence[PageBatch], *, urgent: bool = False) -> Ticket:
+        """Queue a submission; it waits for the test."""
+        ticket = self.submit([r for batch in batches for r in batch.ranges()], urgent=urgent)
+        self.pages.append(list(batches))
+        return ticket

@@ -5,10 +5,11 @@ and, on a GPU, cuda. The engine decides when and what, a device only how.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from directory.core.errors import TransferError, TreecoredError
 from transfer.ipc.memory import Mapping
+from transfer.pages import PageBatch
 from transfer.plan import MemoryKey, RangeBatch
 
 Ticket: TypeAlias = int
@@ -75,4 +76,16 @@ class Device(Protocol):
 
     def poll(self) -> list[Completion]:
         """Completions since the last call; never blocks."""
+        ...
+
+
+@runtime_checkable
+class PageDevice(Protocol):
+    """A device that also takes whole pages and chooses itself how their bytes go.
+
+    As `submit` in all that it promises; a page that is not within its memories is `UnknownMemory`.
+    """
+
+    def submit_pages(self, batches: Sequence[PageBatch], *, urgent: bool = False) -> Ticket:
+        """Start copying; `urgent` submissions may overtake others."""
         ...

@@ -5,7 +5,8 @@ from collections.abc import Collection
 from directory.core.actions import SubmitCopy
 from tests.unit.transfer.support import OwnedPool, slot, small_layout, small_tier
 from transfer.device.fake import FakeDevice
-from transfer.engine import Engine, EngineEvent, EngineLimits
+from transfer.engine import Engine, EngineEvent
+from transfer.engine_limits import EngineLimits
 
 FENCE_DEADLINE_US = 1_000
 

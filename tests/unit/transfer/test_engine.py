@@ -16,7 +16,8 @@ from tests.unit.transfer.support import (
     slot,
     small_tier,
 )
-from transfer.engine import EngineEvent, EngineLimits, PoolReleased
+from transfer.engine import EngineEvent, PoolReleased
+from transfer.engine_limits import EngineLimits
 from transfer.layout import page_first
 from transfer.plan import RangeBatch
 

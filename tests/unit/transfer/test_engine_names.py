@@ -9,7 +9,8 @@ from directory.core.actions import SubmitCopy
 from directory.core.events import CopyDone
 from tests.unit.transfer.bench import FENCE_DEADLINE_US, Bench
 from tests.unit.transfer.support import HOST, copy, part, slot
-from transfer.engine import Engine, EngineEvent, EngineLimits
+from transfer.engine import Engine, EngineEvent
+from transfer.engine_limits import EngineLimits
 from transfer.imports import translated
 
 CURRENT = 1

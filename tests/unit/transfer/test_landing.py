@@ -12,8 +12,9 @@ from directory.core.errors import LayoutError
 from directory.core.events import CopyDone
 from directory.core.ids import LANDINGS
 from tests.unit.transfer.support import HOST, OwnedPool, part, slot, small_tier
-from transfer.device.fake import FakeDevice
-from transfer.engine import Engine, EngineLimits
+from transfer.device.fake import FakeDevice, FakePageDevice
+from transfer.engine import Engine
+from transfer.engine_limits import EngineLimits
 from transfer.host_tier import TierShape
 from transfer.landing import STEPS_MAX, Progress, layered
 from transfer.layout import BufferLayout, PoolLayout, mha_layer_first, mla, page_first
@@ -51,8 +52,11 @@ LAYOUTS: dict[str, PoolLayout] = {
 class LoadBench:
     """A pool with landing counters, a tier of patterns, a fake device."""
 
-    def __init__(self, layout: PoolLayout, *, tables: int = 4, **limits: int) -> None:
-        self.device = FakeDevice()
+    def __init__(
+        self, layout: PoolLayout, *, tables: int = 4, pages: bool = False, **limits: int
+    ) -> None:
+        """`pages`: the device takes whole pages."""
+        self.device = FakePageDevice() if pages else FakeDevice()
         self.layout = layout
         self.now_us = 1
         every = EngineLimits(landing_bytes=0, fence_deadline_us=1_000)._replace(**limits)
@@ -116,12 +120,13 @@ class LoadBench:
 MakeBench = Callable[..., LoadBench]
 
 
-@pytest.fixture
-def make_bench() -> Iterator[MakeBench]:
+@pytest.fixture(params=[False, True], ids=["ranges", "pages"])
+def make_bench(request: pytest.FixtureRequest) -> Iterator[MakeBench]:
+    """Benches whose device takes ranges, and the same with whole pages."""
     made: list[LoadBench] = []
 
     def make(layout: str = "layer first", **options: int) -> LoadBench:
-        made.append(LoadBench(LAYOUTS[layout], **options))
+        made.append(LoadBench(LAYOUTS[layout], pages=request.param, **options))
         return made[-1]
 
     yield make
@@ -142,13 +147,15 @@ def only(events: list[object]) -> CopyDone:
     slice_bytes=st.integers(8, 400),
     landing_bytes=st.sampled_from([0, 30, 200, 10_000]),
     seed=st.integers(0, 1 << 30),
+    pages=st.booleans(),
 )
 def test_the_counter_never_says_more_than_has_landed_and_ends_with_all_layers(
-    layout: str, count: int, slice_bytes: int, landing_bytes: int, seed: int
+    layout: str, count: int, slice_bytes: int, landing_bytes: int, seed: int, pages: bool
 ) -> None:
     rng = random.Random(seed)
     bench = LoadBench(
         LAYOUTS[layout],
+        pages=pages,
         slice_bytes=slice_bytes,
         slice_ranges=rng.randrange(1, 9),
         landing_bytes=landing_bytes,

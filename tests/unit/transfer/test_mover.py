@@ -23,7 +23,7 @@ from tests.unit.transfer.support import (
     small_tier,
 )
 from transfer.device.cpu import CpuDevice
-from transfer.engine import EngineLimits
+from transfer.engine_limits import EngineLimits
 from transfer.ipc.channel import HEADER, ChannelClosed, FdChannel
 from transfer.messages import (
     Imported,

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.transfer.device.fake_driver import FakeDriver
-from transfer.device.cuda import CudaDevice, cut_at
+from transfer.device.cuda import CudaDevice
 from transfer.device.cuda_host import NotPinned, pin
 from transfer.device.protocol import Completion, DeviceLost, MemoryBusy, UnknownMemory
+from transfer.device.work import cut_at
 from transfer.ipc.cuda_driver import CudaError
 from transfer.ipc.cuda_memory import CudaMapping, Physical
 from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
@@ -68,7 +69,7 @@ def test_urgent_copies_have_streams_of_their_own(device: CudaDevice, driver: Fak
     streams = [call[3] for call in driver.named("cuMemcpyAsync")]
     assert len(set(streams)) == 4
     priorities = [call[1] for call in driver.named("cuStreamCreateWithPriority")]
-    assert priorities == [-5, -5, 0, 0]
+    assert priorities == [-5] * 4 + [0] * 8
     assert {streams[2], streams[3]} == {1, 2}, "the high ones are the urgent ones"
 
 

@@ -1,0 +1,99 @@
+"""Frames over a stream socket: whole, in order, or not at all."""
+
+import socket
+import struct
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from directory.core.limits import MESSAGE_BYTES_MAX
+from transfer.ipc.lane import BUFFER_BYTES, HEADER, FrameLane, LaneOver
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[FrameLane, FrameLane]]:
+    lane, other = FrameLane.pair()
+    far = FrameLane(other)
+    yield lane, far
+    lane.close()
+    far.close()
+
+
+def drained(near: FrameLane, far: FrameLane, count: int) -> list[bytes]:
+    """What arrives at the far end while the near end sends what it has queued."""
+    found: list[bytes] = []
+    while len(found) < count:
+        near.flush()
+        found += far.receive()
+    return found
+
+
+def test_frames_of_every_size_arrive_whole_and_in_order(ends: tuple[FrameLane, FrameLane]) -> None:
+    near, far = ends
+    draw = Random(1)
+    sizes = [0, 1, BUFFER_BYTES - HEADER.size, BUFFER_BYTES, 3 * BUFFER_BYTES, 5]
+    frames = [draw.randbytes(size) for size in sizes]
+    assert all(near.send(frame) for frame in frames)
+    assert drained(near, far, len(frames)) == frames
+    assert not near.want_write
+    assert far.receive() == []
+
+
+def test_a_frame_that_comes_in_pieces_is_put_together() -> None:
+    lane, other = FrameLane.pair()
+    data = HEADER.pack(3) + b"abc" + HEADER.pack(2) + b"de"
+    found: list[bytes] = []
+    for at in range(len(data)):
+        other.send(data[at : at + 1])
+        found += lane.receive()
+    assert found == [b"abc", b"de"]
+    lane.close()
+    other.close()
+
+
+def test_what_is_held_goes_before_what_comes_next(ends: tuple[FrameLane, FrameLane]) -> None:
+    near, far = ends
+    assert near.hold(b"one")
+    assert far.receive() == []
+    assert near.send(b"two")
+    assert far.receive() == [b"one", b"two"]
+    near.hold(b"three")
+    near.hold(b"x" * 100_000)  # too much to wait for anything
+    assert drained(near, far, 2) == [b"three", b"x" * 100_000]
+    near.hold(b"four")
+    assert near.send_held()
+    assert far.receive() == [b"four"]
+
+
+def test_a_peer_that_reads_nothing_costs_bounded_memory(
+    ends: tuple[FrameLane, FrameLane],
+) -> None:
+    near, far = ends
+    big = bytes(MESSAGE_BYTES_MAX)
+    sent = 0
+    while near.send(big):
+        sent += 1
+        assert sent < 10
+    assert near.want_write
+    assert not near.send(bytes(MESSAGE_BYTES_MAX + 1))
+    assert len(drained(near, far, sent)) == sent
+    assert near.send(b"again")
+
+
+def test_the_end_of_the_peer_and_a_broken_length_end_the_lane() -> None:
+    lane, other = FrameLane.pair()
+    other.send(struct.pack("<I", MESSAGE_BYTES_MAX + 1))
+    with pytest.raises(LaneOver, match="at most"):
+        lane.receive()
+    lane.close()
+    other.close()
+    lane, other = FrameLane.pair()
+    lane.send(b"last")
+    assert other.recv(100) == HEADER.pack(4) + b"last"
+    other.close()
+    with pytest.raises(LaneOver, match="closed"):
+        lane.receive()
+    assert not lane.send(b"to nobody")
+    assert isinstance(other, socket.socket)
+    lane.close()

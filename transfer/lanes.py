@@ -1,0 +1,132 @@
+"""Whose slice goes next: a lane for each way that copies go, bounded, capped and paced.
+
+Owns the queues of copies that are ready or running and the count of their slices in flight. It
+decides only the order and the moment; it must never hold back a restore for a backup, nor let one
+lane take every place there is.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from transfer.copies import Copy
+
+
+class Way(enum.Enum):
+    """What a lane's copies do, in the order in which they are served."""
+
+    RESTORE = "restore"  # host tier to pool, and copies with parts of both kinds
+    PEER = "peer"  # pool to pool
+    BACKUP = "backup"  # pool to host tier
+
+
+WAYS: dict[str, Way] = {"backup": Way.BACKUP, "peer_copy": Way.PEER}
+"""The lane of each kind of copy; of any other it is RESTORE."""
+
+
+class Pace(NamedTuple):
+    """How much of a lane's time is used.
+
+    `bytes_per_s`: a cap (0: none). `share`: of the time that is used by a copy within one GPU while
+    that GPU computes; its slices go one at a time then. The two take turns on the GPU, so a step
+    is longer by a slice and a change of contexts.
+    """
+
+    bytes_per_s: int = 0
+    share: float = 1.0
+
+
+class Lane:
+    """One way's queue. Mutated by the engine as it submits slices and sees them done."""
+
+    def __init__(self, way: Way, submissions_max: int, pace: Pace) -> None:
+        self.way = way
+        self.queue: deque[Copy] = deque()
+        self.in_flight = 0
+        self._submissions_max = submissions_max
+        self._pace = pace
+        self._not_before_us = 0
+        self._paced_since_us = 0  # when the only slice of a paced copy was submitted
+
+    def may_submit(self, now_us: int, *, paced: bool) -> bool:
+        """Whether a slice may go now. `paced`: one at a time, with a pause behind each."""
+        if now_us < self._not_before_us:
+            return False
+        return self.in_flight < (1 if paced else self._submissions_max)
+
+    def submitted(self, nbytes: int, now_us: int, *, paced: bool) -> None:
+        """A slice has gone."""
+        self.in_flight += 1
+        self._paced_since_us = now_us if paced else 0
+        if self._pace.bytes_per_s:
+            due_us = nbytes * 1_000_000 // self._pace.bytes_per_s
+            self._not_before_us = max(now_us, self._not_before_us) + due_us
+
+    def ended(self, now_us: int) -> None:
+        """A slice is no more in flight."""
+        self.in_flight -= 1
+        if self._paced_since_us and not self.in_flight:
+            took_us = now_us - self._paced_since_us
+            pause_us = int(took_us * (1 - self._pace.share) / self._pace.share)
+            self._not_before_us = max(self._not_before_us, now_us + pause_us)
+            self._paced_since_us = 0
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.way.value}: {len(self.queue)} copies, {self.in_flight} in flight>"
+
+
+class Lanes:
+    """All lanes. `computing`: whether the GPU computes; asked only for copies within it."""
+
+    def __init__(
+        self,
+        submissions_max: int,
+        lane_submissions_max: int,
+        pace: Pace,
+        computing: Callable[[], bool],
+    ) -> None:
+        each = min(submissions_max, lane_submissions_max)
+        self._submissions_max = submissions_max
+        self._computing = computing
+        self._lanes = {way: Lane(way, each, pace) for way in Way}
+
+    @property
+    def in_flight(self) -> int:
+        """Slices of all lanes."""
+        return sum(lane.in_flight for lane in self._lanes.values())
+
+    def lane(self, copy: Copy) -> Lane:
+        """Where a copy goes."""
+        return self._lanes[WAYS.get(copy.request.kind, Way.RESTORE)]
+
+    def add(self, copy: Copy) -> None:
+        """A copy is ready."""
+        self.lane(copy).queue.append(copy)
+
+    def discard(self, copy: Copy) -> None:
+        """A copy has no more slices, or is lost."""
+        queue = self.lane(copy).queue
+        if queue and queue[0] is copy:
+            queue.popleft()
+        elif copy in queue:
+            queue.remove(copy)
+
+    def paced(self, copy: Copy) -> bool:
+        """Whether slices of a copy go one at a time."""
+        return copy.local and self._computing()
+
+    def ready(self, now_us: Callable[[], int]) -> Iterator[Copy]:
+        """Copies whose next slice may go now: each time the one whose turn it is.
+
+        The taker submits a slice or takes the copy out before it asks for the next.
+        """
+        for lane in self._lanes.values():
+            while lane.queue and self.in_flight < self._submissions_max:
+                copy = lane.queue[0]
+                if not lane.may_submit(now_us(), paced=self.paced(copy)):
+                    break
+                yield copy
+
+    def __repr__(self) -> str:
+        return f"<Lanes {list(self._lanes.values())}>"

@@ -1,0 +1,138 @@
+"""Whole pages, or the same chunks of each, as one piece: for devices that choose the shape.
+
+Pure. Owns the form of such a piece and how it is cut. Where `plan` spells every range out, a
+`PageBatch` names pages and chunks, so that a device that knows addresses may move a page as a
+rectangle, a run of pages as another, or the ranges one by one. What it holds has been checked.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from directory.core.actions import CopyPart
+from directory.core.ids import HOST, Place
+from transfer.plan import Chunk, MemoryKey, RangeBatch, Segments, part_batches
+
+
+class Pattern:
+    """Chunks of a page; compared by identity, so that a device can remember what it made of it."""
+
+    __slots__ = ("chunks", "nbytes", "_cuts")
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = tuple(chunks)
+        self.nbytes = sum(chunk.nbytes for chunk in self.chunks)
+        self._cuts: dict[int, list[Pattern]] = {}
+
+    def cut(self, slice_bytes: int) -> "list[Pattern]":
+        """The chunks in order, in as few equal pieces as keep to the size, if chunks allow that."""
+        known = self._cuts.get(slice_bytes)
+        if known is None:
+            known = self._cuts[slice_bytes] = list(self._pieces(slice_bytes))
+        return known
+
+    def _pieces(self, slice_bytes: int) -> "Iterator[Pattern]":
+        each = -(-self.nbytes // -(-self.nbytes // slice_bytes))
+        current: list[Chunk] = []
+        held = 0
+        for chunk in self.chunks:
+            if current and held + chunk.nbytes > each:
+                yield Pattern(current)
+                current, held = [], 0
+            current.append(chunk)
+            held += chunk.nbytes
+        yield Pattern(current)
+
+    def __repr__(self) -> str:
+        return f"<Pattern {len(self.chunks)} chunks, {self.nbytes} bytes>"
+
+
+class PageBatch(NamedTuple):
+    """The chunks of a pattern, of each of these pages. `segment`: of the host tier, if one side is
+    it; page numbers of that side are slots of the segment. Target pages are all different."""
+
+    source: Place
+    target: Place
+    segment: int
+    pattern: Pattern
+    source_pages: Sequence[int]
+    target_pages: Sequence[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to copy."""
+        return self.pattern.nbytes * len(self.source_pages)
+
+    def keys(self) -> set[MemoryKey]:
+        """The memories that are touched."""
+        found: set[MemoryKey] = set()
+        for chunk in self.pattern.chunks:
+            found.add(self.source_key(chunk))
+            found.add(self.target_key(chunk))
+        return found
+
+    def source_key(self, chunk: Chunk) -> MemoryKey:
+        """Where a chunk is read."""
+        host = self.source == HOST
+        return (self.source, self.segment if host else chunk.source_allocation)
+
+    def target_key(self, chunk: Chunk) -> MemoryKey:
+        """Where a chunk is written."""
+        host = self.target == HOST
+        return (self.target, self.segment if host else chunk.target_allocation)
+
+    def ranges(self) -> Iterator[RangeBatch]:
+        """The same copy range by range."""
+        part = CopyPart(self.source, b"", self.target, b"")
+        segments: Segments = [(self.segment, self.source_pages, self.target_pages)]
+        return part_batches(part, segments, self.pattern.chunks)
+
+
+def page_batches(part: CopyPart, segments: Segments, pattern: Pattern) -> Iterator[PageBatch]:
+    """The pages of a part that was checked, one batch a segment."""
+    for segment, starts, stops in segments:
+        yield PageBatch(part.source, part.target, segment, pattern, starts, stops)
+
+
+def page_slices(batches: Iterable[PageBatch], slice_bytes: int) -> Iterator[list[PageBatch]]:
+    """Cut batches into pieces of about so many bytes, in order; small ones go together.
+
+    A piece holds whole chunks, and at least one; pages that are larger than a slice are cut
+    between chunks. Batches of different places never share a piece.
+    """
+    current: list[PageBatch] = []
+    left = slice_bytes
+    for batch in chain.from_iterable(_cut_pages(batch, slice_bytes) for batch in batches):
+        if current and (current[-1][:2] != batch[:2] or left < batch.pattern.nbytes):
+            yield current
+            current, left = [], slice_bytes
+        start = 0
+        while start < len(batch.source_pages):
+            stop = start + max(1, left // batch.pattern.nbytes)
+            piece = batch._replace(
+                source_pages=batch.source_pages[start:stop],
+                target_pages=batch.target_pages[start:stop],
+            )
+            current.append(piece)
+            left -= piece.nbytes
+            start = stop
+            if start < len(batch.source_pages) or left <= 0:
+                yield current
+                current, left = [], slice_bytes
+    if current:
+        yield current
+
+
+def _cut_pages(batch: PageBatch, slice_bytes: int) -> Iterator[PageBatch]:
+    """The batch itself, or where a page is larger than a slice, its pages in pieces."""
+    if batch.pattern.nbytes <= slice_bytes or len(batch.pattern.chunks) == 1:
+        yield batch
+        return
+    pieces = batch.pattern.cut(slice_bytes)
+    for number in range(len(batch.source_pages)):
+        for pattern in pieces:
+            yield batch._replace(
+                pattern=pattern,
+                source_pages=batch.source_pages[number : number + 1],
+                target_pages=batch.target_pages[number : number + 1],
+            )

@@ -1,0 +1,101 @@
+"""What is submitted at once: a copy's slices, in the form that the device takes.
+
+Owns the forms of pages that were made of layouts (patterns), for as long as their pools are there.
+A device that takes whole pages gets them, any other the ranges of `plan`; both move the same bytes.
+Decides nothing about when a slice goes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from directory.core.actions import CopyPart, SubmitCopy
+from directory.core.ids import PoolId
+from transfer.copies import Slice
+from transfer.host_tier import TierShape
+from transfer.landing import PatternCache, Progress, layered, layered_pages
+from transfer.layout import PoolLayout
+from transfer.pages import PageBatch, Pattern, page_batches, page_slices
+from transfer.plan import (
+    ChunkCache,
+    Shard,
+    check_pages,
+    forget,
+    fused_chunks,
+    plan,
+    slices,
+)
+
+
+class SliceSizes(NamedTuple):
+    """Bounds of a slice. `landing_bytes`: least size of a step of layers that is told at once.
+    `near_bytes`: of a copy between GPU memories, which is much faster than the host's bus."""
+
+    nbytes: int
+    ranges: int
+    landing_bytes: int
+    near_bytes: int
+
+
+class Slicer:
+    """Makes slices. `whole_pages`: the device takes those."""
+
+    def __init__(self, sizes: SliceSizes, *, whole_pages: bool) -> None:
+        self._sizes = sizes
+        self._whole_pages = whole_pages
+        self._chunks: ChunkCache = {}
+        self._patterns: PatternCache = {}
+
+    def forget(self, pool: PoolId) -> None:
+        """A pool is gone."""
+        forget(self._chunks, pool)
+        forget(self._patterns, pool)
+
+    def slices(
+        self,
+        request: SubmitCopy,
+        parts: Sequence[CopyPart],
+        layouts: Mapping[PoolId, PoolLayout],
+        tier: TierShape | None,
+        *,
+        near: bool = False,
+    ) -> tuple[Iterator[Slice], Progress | None]:
+        """The slices of a copy, to be taken, and how far it is if it lands layer by layer.
+
+        Raises `LayoutError` now, for anything that is not where it is said to be.
+        """
+        sizes, landing = self._sizes, request.landing
+        shard = Shard(request.slot_bytes, request.shard_offset)
+        if landing is not None:
+            least = sizes.landing_bytes
+            if self._whole_pages:
+                paged = layered_pages(
+                    landing, parts, layouts, tier, shard, least, patterns=self._patterns
+                )
+                progress = Progress(paged)
+            else:
+                progress = Progress(layered(landing, parts, layouts, tier, shard, least))
+            return progress.slices(sizes.nbytes, sizes.ranges), progress
+        if not self._whole_pages:
+            batches = plan(parts, layouts, tier, self._chunks, shard)
+            return slices(batches, sizes.nbytes, sizes.ranges), None
+        checked = [self._pages(part, layouts, tier, shard) for part in parts]
+        nbytes = sizes.near_bytes if near else sizes.nbytes
+        return page_slices(chain.from_iterable(checked), nbytes), None
+
+    def _pages(
+        self,
+        part: CopyPart,
+        layouts: Mapping[PoolId, PoolLayout],
+        tier: TierShape | None,
+        shard: Shard,
+    ) -> Iterator[PageBatch]:
+        segments = check_pages(part, layouts, tier, shard)
+        if not segments:
+            return iter(())
+        key = ((part.source, part.target), shard, -1)
+        known = self._patterns.get(key)
+        if known is None:
+            chunks = fused_chunks(layouts.get(part.source), layouts.get(part.target), shard)
+            known = self._patterns[key] = [(0, Pattern(chunks))]
+        return page_batches(part, segments, known[0][1])
