@@ -1,0 +1,1 @@
+"""Our KV events against SGLang's own code."""
