@@ -18,15 +18,28 @@ from directory.core.actions import Totals
 from directory.core.errors import TreecoredError, error_classes
 from directory.core.namespace import Adapter, NamespaceKey
 from directory.core.states import TABLES
+from directory.daemon import metrics
+from directory.protocol.admin import (
+    EvictedReport,
+    HistogramReport,
+    HotPrefix,
+    LogReport,
+    NodeReport,
+    PoolReport,
+    ServedReport,
+    SpaceReport,
+    Stretch,
+    TierReport,
+)
 from directory.protocol.messages import (
     ClientBody,
     DaemonBody,
     Envelope,
-    PoolReport,
     ReplyEnvelope,
     SessionReply,
     SessionRequest,
 )
+from docs.failure_rows import failure_table
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -90,7 +103,10 @@ def structure_table() -> str:
     rows = [["structure", "fields in order", "meaning"]]
     rows += [
         [f"`{kind.__name__}`", fields(kind), _summary(kind)]
-        for kind in (NamespaceKey, Adapter, Totals, PoolReport)
+        for kind in (
+            *(NamespaceKey, Adapter, Totals, PoolReport, ServedReport, TierReport, EvictedReport),
+            *(HistogramReport, LogReport, HotPrefix, SpaceReport, NodeReport, Stretch),
+        )
     ]
     return _markdown(rows)
 
@@ -111,6 +127,19 @@ def limit_table() -> str:
     for name, value in vars(limits).items():
         if name.isupper() and name not in ("KIB", "MIB"):
             rows.append([f"`{name}`", f"{value:,}"])
+    return _markdown(rows)
+
+
+def metric_table() -> str:
+    """Every metric with its labels."""
+    rows = [["metric", "type", "labels", "counts"]]
+    for kind, suffix, names in (
+        ("counter", "_total", metrics.COUNTERS),
+        ("histogram", "", metrics.HISTOGRAMS),
+    ):
+        for name in names:
+            labels = ", ".join(f"`{label}`" for label in name.labels)
+            rows.append([f"`{metrics.PREFIX}{name.name}{suffix}`", kind, labels, name.meaning])
     return _markdown(rows)
 
 
@@ -181,4 +210,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "structures": structure_table,
     "errors": error_table,
     "limits": limit_table,
+    "metrics": metric_table,
+    "failure rows": failure_table,
 }

@@ -173,7 +173,11 @@ class Attribution:
         return self._everywhere
 
     def _gone(self, access: Access, path: Digests, walk: Walk, page: int) -> Gone:
-        """What the log says of the disappearance of the page number `page` (from 0)."""
+        """What the log says of the disappearance of the page number `page` (from 0).
+
+        What went stands in the log before the request that missed it. Its time may be a little
+        later than that of the request's look-up: the two are told on different ways.
+        """
         tick = _tick_at(walk, page)
         seen_us, instance = self._seen_us[tick], self._seen_in[tick]
         latest: Eviction | None = None
@@ -181,7 +185,7 @@ class Attribution:
             for eviction in self._evictions.get((access.namespace, path[depth]), ()):
                 if (
                     depth + eviction.pages > page
-                    and seen_us <= eviction.at_us <= access.at_us
+                    and seen_us <= eviction.at_us
                     and (latest is None or eviction.at_us > latest.at_us)
                 ):
                     latest = eviction

@@ -38,10 +38,15 @@ def export(source: Source, target: Path) -> int:
 
     Raises `ExportError`, `SourceError` and `OSError`.
     """
+    accesses = (frame for frame in source.frames() if isinstance(frame, Access))
+    return export_accesses(accesses, target)
+
+
+def export_accesses(accesses: Iterator[Access], target: Path) -> int:
+    """Write these requests likewise; raises the same."""
     writer = FORMATS.get(target.suffix.lower())
     if writer is None:
         raise ExportError(f"{target}: the name must end in one of {', '.join(FORMATS)}")
-    accesses = (frame for frame in source.frames() if isinstance(frame, Access))
     return writer(accesses, target)
 
 

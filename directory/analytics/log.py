@@ -3,7 +3,8 @@
 Owns the file format (docs/analytics.md describes it byte by byte) and the writer. It must never
 raise into the daemon for what a disk does: records that cannot be written are counted, and the
 next file says how many are missing. It knows no socket, no clock and no thread: time comes with
-the frames, and whoever serves requests hands records to a `Recorder` and drains it when idle.
+the frames, and whoever serves requests hands records to a `Recorder` (recorder.py), which works
+when nothing else is to be done.
 
 A file is a magic and then blocks. A block is a header (sync word, packed length, raw length,
 number of frames, CRC-32) and zlib-packed frames; it can be read on its own, so that a torn or
@@ -16,8 +17,6 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +44,6 @@ BLOCK_RAW_BYTES_MAX: Final = 64 * 1024 * 1024
 BLOCK_FRAMES_MAX: Final = 1 << 20
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 FILES_MAX: Final = 16
-QUEUE_MAX: Final = 16_384
 STANDING_MAX: Final = 4_096
 """Rooms and names that each new file repeats; the ones that were said last."""
 COMPRESSION: Final = 1
@@ -122,7 +120,8 @@ class AccessLog:
 
     Mutated by its owner's thread only. A frame counts as written when its block is: call `flush`
     as often as a crash may cost records. Counters: `frames_written`, `bytes_written`,
-    `records_lost`, `files_begun`; `last_error` is the last refusal of the disk, "" if none.
+    `records_lost`, `files_begun`; `last_error` is the last refusal of the disk, "" if none;
+    `unwritten`: frames that a crash would cost now.
     """
 
     def __init__(
@@ -154,6 +153,16 @@ class AccessLog:
         self.records_lost = 0
         self.files_begun = 0
         self.last_error = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder
+
+    @property
+    def unwritten(self) -> int:
+        """Frames that wait for their block to be full."""
+        return self._block.frames
 
     def add(self, frame: Frame, now_us: int) -> None:
         """Take a frame; writes a block when enough have come together. Never raises `OSError`."""
@@ -253,41 +262,6 @@ class AccessLog:
 
     def __repr__(self) -> str:
         return f"<AccessLog {self._folder} {self.frames_written} frames, {self.records_lost} lost>"
-
-
-class Recorder:
-    """A bounded hand-over between whoever serves requests and the log.
-
-    `offer` costs an append: digests and packing wait for `drain`, which another thread or an idle
-    loop calls. An item is a frame, or a function that makes it.
-    """
-
-    def __init__(self, log: AccessLog, *, queue_max: int = QUEUE_MAX) -> None:
-        self._log = log
-        self._queue_max = queue_max
-        self._queue: deque[Frame | Callable[[], Frame]] = deque()
-        self._refused = 0
-
-    def offer(self, item: Frame | Callable[[], Frame]) -> bool:
-        """Take an item; False, and counted, when the queue is full."""
-        if len(self._queue) >= self._queue_max:
-            self._refused += 1
-            return False
-        self._queue.append(item)
-        return True
-
-    def drain(self, now_us: int, *, items_max: int = QUEUE_MAX) -> int:
-        """Hand up to `items_max` items to the log; returns how many are left."""
-        refused, self._refused = self._refused, 0
-        if refused:
-            self._log.lose(refused)
-        for _ in range(min(items_max, len(self._queue))):
-            item = self._queue.popleft()
-            self._log.add(item() if callable(item) else item, now_us)
-        return len(self._queue)
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
 
 def log_files(folder: Path) -> list[Path]:

@@ -20,12 +20,10 @@ from rich.table import Table
 from directory.core.errors import ProtocolError
 from directory.daemon.config import ConfigError, load_settings
 from directory.daemon.runtime import SESSION_NAME
+from directory.protocol.admin import AdminCheck, AdminReport, PoolReport
 from directory.protocol.codec import decode_session_reply, encode
 from directory.protocol.messages import (
-    AdminCheck,
-    AdminReport,
     Hello,
-    PoolReport,
     SessionRefused,
     SessionReply,
     Welcome,
@@ -43,6 +41,7 @@ SHOWN: Final = (
     "backups_waiting",
     "host_pages",
     "host_pages_leased",
+    "host_pages_quarantined",
 )
 """Figures that stand in the table; `--json` has all of them."""
 
@@ -117,6 +116,13 @@ def show(report: AdminReport, console: Console) -> None:
     for name in SHOWN:
         figures.add_row(name.replace("_", " "), f"{report.counters.get(name, 0):,}")
     console.print(figures)
+    quarantined = report.counters.get("host_pages_quarantined", 0)
+    if quarantined:
+        console.print(
+            f"{quarantined:,} pages of the host tier differed from their checksums and are not "
+            "used any more: look at the machine's memory",
+            style="yellow",
+        )
     for line in report.violations:
         console.print(f"[red]violated[/red] {escape(line)}", soft_wrap=True)
     if report.violations:

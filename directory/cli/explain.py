@@ -1,11 +1,13 @@
 """`treecored explain FILE REQUEST`: how far a request hit, from where, and why it ended there.
 
-Owns the options and the words on the terminal. It reads records; it asks no daemon.
+Owns the options and the words on the terminal. It reads records; only what is to be known of this
+moment (`--tokens`, explain_now.py) and where a running daemon's log is are asked of the daemon.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 from rich import box
@@ -21,13 +23,34 @@ from directory.analytics.explanation import (
     sentences,
 )
 from directory.analytics.traces import SourceError
-from directory.cli.reading import capacity_text, page_bytes_of, source_of, source_options
+from directory.cli.asking import Asking, NoAnswer, daemon_options, folder_of
+from directory.cli.explain_now import BadTokens, namespace_of, read_tokens
+from directory.cli.explain_now import show as show_now
+from directory.cli.reading import capacity_text, file_options, page_bytes_of, source_of
 from directory.cli.runs import BAD_INPUT, FAILED, leave, print_json
+from directory.core.namespace import NamespaceKey
+from directory.daemon.config import ConfigError
+from directory.protocol.admin import AdminExplain, AdminStats, ExplainReport, StatsReport
+
+DEADLINE_S: Final = 10.0
 
 
 @click.command()
-@source_options
+@click.argument("file", required=False)
 @click.argument("request", required=False)
+@file_options
+@daemon_options
+@click.option(
+    "--tokens",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Token ids in a file: ask the running daemon how far they would match now, and why.",
+)
+@click.option(
+    "--instance", default="", help="--tokens: for this instance.  [default: for a new one]"
+)
+@click.option("--salt", help="--tokens: the cache salt.  [default: none]")
+@click.option("--extra-key", help="--tokens: the extra key.  [default: none]")
+@click.option("--weight-epoch", type=click.IntRange(0), default=0, help="--tokens: the weights'.")
 @click.option(
     "--worst",
     type=click.IntRange(1, 10_000),
@@ -44,7 +67,15 @@ from directory.cli.runs import BAD_INPUT, FAILED, leave, print_json
 @click.option("--bytes-per-token", type=click.IntRange(1), help="KV bytes of one token.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def explain(
+    file: str | None,
     request: str | None,
+    config: Path | None,
+    runtime_dir: str | None,
+    tokens: Path | None,
+    instance: str,
+    salt: str | None,
+    extra_key: str | None,
+    weight_epoch: int,
     worst: int,
     capacity: str | None,
     bytes_per_token: int | None,
@@ -54,11 +85,21 @@ def explain(
     """Explain why REQUEST of FILE was no hit any further.
 
     REQUEST is a request id, or #N for the N-th request that counts. Without it, the requests that
-    lost most are listed. FILE is an access log or a public trace.
+    lost most are listed. FILE is an access log or a public trace; without it (REQUEST alone, or
+    nothing) it is the access log of the running daemon. With --tokens the running daemon says how
+    far a prompt would match now.
 
-    Exits with 0, with 1 when there is no such request, with 2 when FILE is no good.
+    Exits with 0, with 1 when there is no such request, with 2 when FILE is no good or no daemon
+    answered.
     """
-    source = source_of(**reading)
+    if tokens is not None:
+        key = namespace_of(salt, extra_key, weight_epoch)
+        _explain_now(config, runtime_dir, tokens, key, instance, as_json=as_json)
+        return
+    path = Path(file) if file is not None else None
+    if path is None or (request is None and not path.exists() and not _looks_like_path(path)):
+        request, path = file, _log_of_daemon(config, runtime_dir)
+    source = source_of(file=path, **reading)
     try:
         pages, _ = page_bytes_of(source, capacity, bytes_per_token)
         if request is None:
@@ -75,6 +116,45 @@ def explain(
         show_list(found.found, Console(highlight=False))
     else:
         show(found, Console(highlight=False))
+
+
+def _looks_like_path(path: Path) -> bool:
+    """Whether a word that is no file was meant to be one: then it says so that it is missing."""
+    return len(path.parts) > 1 or bool(path.suffix)
+
+
+def _log_of_daemon(config: Path | None, runtime_dir: str | None) -> Path:
+    try:
+        with Asking(folder_of(config, runtime_dir), DEADLINE_S, "treecored explain") as daemon:
+            report = daemon.ask(AdminStats(), StatsReport)
+    except (ConfigError, NoAnswer) as error:
+        leave(BAD_INPUT, f"without FILE, the running daemon's access log is read: {error}")
+    if report.log is None:
+        leave(BAD_INPUT, "the daemon writes no access log: `treecored serve --access-log`")
+    return Path(report.log.folder)
+
+
+def _explain_now(
+    config: Path | None,
+    runtime_dir: str | None,
+    tokens: Path,
+    key: NamespaceKey,
+    instance: str,
+    *,
+    as_json: bool,
+) -> None:
+    try:
+        question = AdminExplain(read_tokens(tokens), key, instance)
+        with Asking(folder_of(config, runtime_dir), DEADLINE_S, "treecored explain") as daemon:
+            report = daemon.ask(question, ExplainReport)
+    except (BadTokens, ConfigError, NoAnswer) as error:
+        leave(BAD_INPUT, str(error))
+    except OSError as error:
+        leave(BAD_INPUT, f"{tokens}: {error.strerror}")
+    if as_json:
+        print_json(report)
+    else:
+        show_now(report, Console(highlight=False))
 
 
 def show(found: Explanations, console: Console) -> None:

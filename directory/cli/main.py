@@ -13,11 +13,18 @@ import click
 COMMANDS: Final = {
     "serve": "directory.cli.serve",
     "check": "directory.cli.check",
+    "stats": "directory.cli.stats",
+    "top": "directory.cli.top",
+    "tree": "directory.cli.tree",
     "demo": "directory.cli.demo",
     "replay": "directory.cli.replay",
+    "chaos": "directory.cli.chaos",
     "report": "directory.cli.report",
     "simulate": "directory.cli.simulate",
     "explain": "directory.cli.explain",
+    "record": "directory.cli.record",
+    "doctor": "directory.cli.doctor",
+    "purge": "directory.cli.purge",
     "sglang-env": "directory.cli.sglang_env",
 }
 """Command name -> module that defines it as a function of the same name (`_` for `-`)."""

@@ -45,9 +45,13 @@ def capacity_text(
 
 def source_options(command: Command) -> Command:
     """Add FILE and the options that say how it is read."""
+    return file_options(click.argument("file", type=click.Path(path_type=Path))(command))
+
+
+def file_options(command: Command) -> Command:
+    """Add the options that say how a file is read."""
     for option in reversed(
         (
-            click.argument("file", type=click.Path(path_type=Path)),
             click.option(
                 "--format",
                 "kind",

@@ -40,6 +40,11 @@ EXIT_USAGE = 2
     "--cold", is_flag=True, default=None, help="Begin with an empty host tier all the same."
 )
 @click.option(
+    "--host-checksums",
+    help="Checksums of host pages: off, kept (for the scrubber) or verified (at every load). [off]",
+)
+@click.option("--host-scrub", help='Compare so much of the host tier a second: "64MiB". [0]')
+@click.option(
     "--device",
     help='What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as nvidia-smi -L names '
     "it, never an ordinal. [cpu]",
@@ -49,6 +54,35 @@ EXIT_USAGE = 2
     default=None,
     help="Leave the host tier unregistered with the GPU's driver: slower copies, but no locked "
     "memory. [pinned]",
+)
+@click.option(
+    "--access-log",
+    metavar="off|on|DIR",
+    help="Write a record of every request, without its tokens, in the runtime folder or DIR. [off]",
+)
+@click.option(
+    "--access-log-size", help="What the access log may take; older files go. [64MiB, in DIR 1GiB]"
+)
+@click.option(
+    "--metrics",
+    metavar="127.0.0.1:PORT|FILE",
+    help="Counters for Prometheus over HTTP, or in a file (needs the extra `metrics`).",
+)
+@click.option(
+    "--kv-events",
+    metavar="tcp://127.0.0.1:PORT",
+    help="Publish KV events of the first scheduler here, of the others three ports on. [off]",
+)
+@click.option("--kv-events-form", help="map (SGLang since 0.5.20) or array (before). [map]")
+@click.option(
+    "--kv-events-union",
+    metavar="tcp://127.0.0.1:PORT",
+    help="One more stream of all schedulers together, for viewers, never for a router. [off]",
+)
+@click.option(
+    "--kv-events-detokenizer",
+    metavar="URL",
+    help="Where the streams' /detokenize is handed on to, such as an engine's. [off]",
 )
 @click.option("--log-level", help="debug, info, warning or error. [info]")
 @click.option("--log-format", help="console or json. [console]")

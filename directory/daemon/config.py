@@ -25,6 +25,8 @@ from directory.core.limits import (
     POOLS_MAX,
     SEGMENTS_MAX,
 )
+from directory.kvevents.addresses import parse
+from directory.kvevents.wire import Form
 from directory.protocol.runtime_dir import default_runtime_dir
 
 CONFIG_VARIABLE = "TREECORED_CONFIG"
@@ -32,6 +34,7 @@ PREFIX = "TREECORED_"
 
 DEVICE_PATTERN = r"^(cpu|cuda:GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
 
+Checksums = Literal["off", "kept", "verified"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 DEVICE_HELP = 'it is "cpu", or "cuda:" and the UUID of a GPU, such as "cuda:GPU-8f7e..."'
@@ -61,11 +64,34 @@ class Settings(BaseSettings):
     shared memory is used, if it has room."""
     cold: bool = False
     """Begin with an empty host tier whatever an earlier daemon left."""
+    host_checksums: Checksums = "off"
+    """Checksums of host pages: "kept" computes them at backup, for the scrubber to compare; with
+    "verified" every load is compared, too, before it counts. Needs the extra "checksum"."""
+    host_scrub: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """Bytes of the host tier that are read and compared a second, all of it in turn; 0: none."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
     """What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as `nvidia-smi -L` names it.
     Never an ordinal, which means something only under one process's CUDA_VISIBLE_DEVICES."""
     host_unpinned: bool = False
     """Leave host memory unregistered with the GPU's driver: slower copies, no locked memory."""
+    access_log: Annotated[str, Field(min_length=1)] = "off"
+    """"off", "on" (in the runtime folder), or a folder (made with mode 0700) for the access log:
+    one record a request, without its tokens."""
+    access_log_size: Annotated[ByteSize | None, Field(ge=MIB)] = None
+    """What the access log may have of the disk; older files go. 64 MiB in the runtime folder, 1 GiB
+    elsewhere."""
+    metrics: str = ""
+    """Where Prometheus finds counters: "127.0.0.1:PORT", or a file to be written every 15 s."""
+    kv_events: str = ""
+    """Address of the first scheduler's KV events, such as "tcp://127.0.0.1:5557"; empty: none are
+    published. Each scheduler has three ports in a row: events, replay, HTTP. They name every token
+    of every prompt that is cached: whoever can connect can read those."""
+    kv_events_form: Form = "map"
+    """"map" as SGLang since 0.5.20 encodes events, "array" as it did up to 0.5.18."""
+    kv_events_union: str = ""
+    """Address of one more stream, of all schedulers together, for viewers; empty: none."""
+    kv_events_detokenizer: str = ""
+    """URL that POST /detokenize of a stream's HTTP port is handed on to; empty: 404."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "console"
     sessions_max: Annotated[int, Field(ge=1, le=POOLS_MAX)] = 256
@@ -74,6 +100,26 @@ class Settings(BaseSettings):
     """A mover that has copies to do and says nothing for so long is killed and replaced."""
     mover_start_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = MOVER_START_MS_MAX
     """The same for one that starts, or maps or unmaps memory: single steps of that are long."""
+
+    @model_validator(mode="after")
+    def _a_scrubber_has_something_to_compare(self) -> Self:
+        if self.host_scrub and self.host_checksums == "off":
+            raise ValueError(
+                "host_scrub compares pages with their checksums: set host_checksums to kept or "
+                "verified as well"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kv_events_have_addresses(self) -> Self:
+        for name in ("kv_events", "kv_events_union"):
+            text: str = getattr(self, name)
+            if text:
+                try:
+                    parse(text)
+                except ValueError as error:
+                    raise ValueError(f"setting {name}: {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _tier_has_few_enough_segments(self) -> Self:

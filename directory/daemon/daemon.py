@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from directory.core import limits
 from directory.core.actions import (
     Action,
     Answer,
@@ -36,23 +35,27 @@ from directory.core.directory import Directory
 from directory.core.errors import InternalError
 from directory.core.events import Asked, Body, CopyDone, Event
 from directory.core.ids import OpId, PoolId
+from directory.daemon.access_log import open_recording
+from directory.daemon.admin import Facts, answer, stats_report
+from directory.daemon.checksums import open_table
 from directory.daemon.clock import now_us
 from directory.daemon.config import Settings
 from directory.daemon.kept_tier import KeptTier
+from directory.daemon.kv_feed import join_taps, open_feed
 from directory.daemon.loop import Loop
+from directory.daemon.metrics import Exporter
 from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
-from directory.daemon.report import pool_report
 from directory.daemon.runtime import RuntimeDir, StartError
 from directory.daemon.server import Server
 from directory.daemon.sessions import Sessions
 from directory.daemon.tier_folder import TierFolder
 from directory.daemon.warm import open_kept, recover
-from directory.protocol.messages import AdminReport
+from directory.protocol.admin import AdminReply, AdminRequest, StatsReport
+from directory.protocol.ended import Ended, Wanted
 from transfer.host_tier import HostTierMemory
 
 EPOCH_BITS: Final = 63
-LINE_CHARS_MAX: Final = 1_000
 SHUTDOWN_MS_MAX: Final = 1_000
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -69,15 +72,20 @@ class Daemon:
         self.counters: Counter[str] = Counter()
         self._kept: KeptTier | None
         self._tier_folder: TierFolder | None
+        epoch = _new_epoch()
+        self.recording = open_recording(settings, runtime.path, epoch=epoch, now_us=now_us())
         self._kept, self._tier_folder = open_kept(settings, runtime.path)
+        self._kv = open_feed(settings, runtime.path, self.counters)
         self._directory = self._new_directory()
         self._no_room: list[OpId] = []
         self._defect: str | None = None
         self._serving = False
         self._stop_signal = 0
+        self._exporter: Exporter | None = None
         self._loop = Loop()
         self._wake_in, self._wake_out = socket.socketpair()
         self._tier = self._make_tier()
+        self._sums = open_table(settings, self._kept)
         held_fds: tuple[int, ...] = (runtime.lock_fd,)
         if self._tier_folder is not None:
             held_fds += (self._tier_folder.lock_fd,)
@@ -91,8 +99,10 @@ class Daemon:
             start_ms_max=settings.mover_start_ms_max,
             options=("--unpinned",) if settings.host_unpinned else (),
             held_fds=held_fds,
+            sums=self._sums,
         )
-        self.server = Server(runtime.router_socket, _new_epoch(), self._ask, self.counters)
+        self.server = Server(runtime.router_socket, epoch, self._ask, self.counters, self._loop)
+        self.open_lane = self.server.open_lane
         self.sessions = Sessions(
             self._loop, self, runtime.endpoint, settings.sessions_max, self.counters
         )
@@ -112,13 +122,24 @@ class Daemon:
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
         self._loop.watch(self._wake_in.fileno(), self._wake)
+        if self._settings.metrics:
+            self._exporter = Exporter(self._settings.metrics, self._loop, self.stats)
         self._loop.watch_hidden(self.server)
         self.movers.start()
+        if self._kv is not None:
+            self._kv.start(self._loop)
         while not self._stop_signal:
-            due = self.movers.due_us()
-            patience_s = None if due is None else max(0, due - now_us()) / 1e6
+            now, frames = now_us(), self.counters["frames"]
+            dues = [due for due in (self.movers.due_us(), self.recording.due_us(now)) if due]
+            if self._kv is not None and (due := self._kv.due_us()):
+                dues.append(due)
+            patience_s = max(0, min(dues) - now) / 1e6 if dues else None
             self._loop.turn(0 if self._no_room else patience_s)
             self.movers.on_time(now_us())
+            quiet = self.counters["frames"] == frames
+            self.recording.turn(now_us(), quiet=quiet, waiting=self.server.pending)
+            if self._kv is not None:
+                self._kv.on_time(idle=quiet and not self.server.pending())
             if self._no_room:
                 self._fail_copies()
             if self._defect is not None:
@@ -134,6 +155,14 @@ class Daemon:
             poller.register(pidfd, select.POLLIN)
             poller.poll(SHUTDOWN_MS_MAX)
         self.movers.close()
+        if self._exporter is not None:
+            self._exporter.close()
+        self.recording.close(now_us())
+        if self._kv is not None:
+            self._kv.close()
+        if self._sums is not None:
+            os.close(self._sums.fd)
+            self._sums = None
         if self._kept is not None:
             self._kept.close()
         if self._tier_folder is not None:
@@ -151,6 +180,9 @@ class Daemon:
         """Hand an event to the directory and do what it answers."""
         if self._defect is not None:
             return  # the directory is thrown away at the end of this turn
+        self.recording.event = event
+        if isinstance(event, CopyDone):
+            self.recording.sums.copy.add(event.duration_us)
         try:
             actions = self._directory.handle(event)
         except Exception as error:  # noqa: BLE001
@@ -175,12 +207,20 @@ class Daemon:
                 assert self._kept is not None, "only a directory with a journal writes one"
                 self._kept.apply(action)
             case ReleasePool():
+                self.recording.pool_went(action.pool, now_us())
                 self.sessions.on_released(action.pool)
                 self.movers.release_pool(action.pool)
+                self._pools_changed()
             case Registered():
+                self.recording.pool_came(self._directory.registry.members[action.pool], now_us())
                 self.sessions.on_registered(action)
+                self._pools_changed()
             case RegistrationRefused():
                 self.sessions.on_registration_refused(action)
+
+    def _pools_changed(self) -> None:
+        if self._kv is not None:
+            self._kv.pools_changed()
 
     def _submit(self, copy: SubmitCopy) -> None:
         if self._kept is None or self._kept.has_room(copy):
@@ -197,6 +237,12 @@ class Daemon:
 
     def _ask(self, pool: PoolId, seq: int, body: Body) -> None:
         """One new message of a client."""
+        if isinstance(body, Ended):
+            # For the sums and the log alone. Of a group speaks who was the first to register.
+            state = self._directory.registry.members.get(pool)
+            if state is not None and state.place == pool:
+                self.recording.ended(state, body, now_us())
+            return
         if self._defect is not None:
             self.server.answer(pool, seq, Refused(InternalError.code, self._defect))
             return
@@ -209,22 +255,21 @@ class Daemon:
         own["daemon_mover_pid"] = self.movers.pid
         return {**directorys, **own}
 
-    def report(self) -> AdminReport:
-        """Have the directory walk its state, and say what it found."""
-        directory = self._directory
-        try:
-            found = directory.check()
-        except Exception as error:
-            # A state so broken that it cannot be walked is a finding, not the end of the daemon.
-            log.error("the directory cannot be walked", exc_info=error)
-            found = [f"check: the state cannot be walked: {type(error).__name__}: {error}"]
-        return AdminReport(
-            self.epoch,
-            self._all_counters(directory.figures()),
-            tuple(line[:LINE_CHARS_MAX] for line in found[: limits.VIOLATIONS_REPORTED_MAX]),
-            tuple(pool_report(pool) for pool in directory.pools.values()),
-            max(0, len(found) - limits.VIOLATIONS_REPORTED_MAX),
-        )
+    @property
+    def wanted(self) -> Wanted:
+        """What schedulers are to say of requests that have ended."""
+        return self.recording.wanted
+
+    def stats(self) -> StatsReport:
+        """Every figure of this moment."""
+        return stats_report(self._facts(), self._all_counters({}))
+
+    def admin(self, request: AdminRequest) -> AdminReply:
+        """Answer a person's question. Raises a typed error for one that has no answer."""
+        return answer(request, self._facts(), self._all_counters({}))
+
+    def _facts(self) -> Facts:
+        return Facts(self._directory, self.recording, self.epoch, now_us())
 
     # What sessions and movers want of one another.
 
@@ -302,6 +347,7 @@ class Daemon:
             # Written by a directory that has raised: nothing of it is believed.
             self._kept.clear()
         self._no_room.clear()
+        self.recording.past.update(self._directory.counters)
         self._directory = self._new_directory()
         self._defect = None
         log.warning("a new epoch has begun", resets=self.counters["resets"])
@@ -310,11 +356,14 @@ class Daemon:
 
     def _new_directory(self) -> Directory:
         settings = self._settings
-        return Directory(
+        directory = Directory(
             host_bytes=int(settings.host_tier),
             segment_bytes=int(settings.segment),
             journal=0 if self._kept is None else secrets.randbits(64) | 1,
         )
+        kv_tap = None if self._kv is None else self._kv.watch(directory)
+        directory.tree.tap = join_taps((self.recording.tap, kv_tap))
+        return directory
 
     def _make_tier(self) -> HostTierMemory | None:
         settings = self._settings

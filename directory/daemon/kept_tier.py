@@ -1,9 +1,10 @@
 """The host tier as files: memory and journal that outlive the daemon, in a folder it has locked.
 
 Owns the files of one folder: `segment.N` (pages), `words` (one 64-bit word a slot), `log.N` (the
-records). It writes down what the directory says, in the order said, and hands all of it to the next
-boot's directory. It must never decide which slot is valid, follow a link, or touch a file of
-another name. What cannot be written (no room) is lost for the next boot and never made up.
+records), `sums` (the checksums, which only movers write). It writes down what the directory says,
+in the order said, and hands all of it to the next boot's directory. It must never decide which slot
+is valid, follow a link, or touch a file of another name. What cannot be written (no room) is lost
+for the next boot and never made up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WORD_BYTES: Final = 8
 WORDS_PER_PAGE: Final = mmap.PAGESIZE // WORD_BYTES
 ROOM_LEFT_BYTES_MIN: Final = 4 * MIB
 """Room on the file system that backups leave alone: a page that finds none kills who writes it."""
-FILES: Final = re.compile(r"(segment|log)\.(0|[1-9][0-9]{0,8})|words")
+FILES: Final = re.compile(r"(segment|log)\.(0|[1-9][0-9]{0,8})|words|sums")
 OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 log = structlog.get_logger("tier")
@@ -148,6 +149,21 @@ class KeptTier:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def open_sums(self, nbytes: int) -> int:
+        """Open the table of checksums, which has at least so many bytes then; the caller closes it.
+
+        Raises `OSError`, or `StartError` for what is no file of this daemon's.
+        """
+        fd = self._open("sums")
+        if os.fstat(fd).st_size < nbytes:
+            os.ftruncate(fd, nbytes)
+        return fd
+
+    def remove_sums(self) -> None:
+        """Have no checksums any more."""
+        os.close(self._open("sums"))  # never something of another kind or user
+        (self.folder / "sums").unlink()
 
     # While the daemon serves.
 

@@ -8,19 +8,23 @@ is dead: until then it may still write.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from enum import StrEnum
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 import structlog
 
 from directory.core import limits
 from directory.core.actions import SubmitCopy
 from directory.core.errors import CapacityError, ProtocolError
-from directory.core.events import CopyDone, Event, MoverLost
-from directory.core.ids import OpId, PoolId
-from directory.core.states import Table, step
+from directory.core.events import CopyDone, MoverLost, PagesDamaged
+from directory.core.ids import PoolId
+from directory.core.states import step
+from directory.core.tokens import unpack_pages
+from directory.daemon.checksums import ChecksumTable
 from directory.daemon.clock import now_us
+from directory.daemon.gate import Gate
 from directory.daemon.loop import Loop
+from directory.daemon.mover_states import MOVER, MoverEvent, MoverHost, MoverState
 from directory.daemon.patience import Patience, Verdict
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
@@ -33,60 +37,11 @@ RESTART_AFTER_MS_MAX: Final = 5_000
 STEADY_AFTER_MS: Final = 10_000
 """A mover that has lived so long after its start is replaced at once when it dies."""
 STARTS_WITHOUT_SUCCESS_MAX: Final = 3
+SLOTS_LOGGED_MAX: Final = 16
 
 Say = Callable[[MoverHandle], None]
 
 log = structlog.get_logger("mover")
-
-
-class MoverState(StrEnum):
-    """State of the one mover."""
-
-    NONE = "none"
-    STARTING = "starting"
-    SERVING = "serving"
-    ENDED = "ended"
-
-
-class MoverEvent(StrEnum):
-    """What happens to the mover."""
-
-    SPAWN = "spawn"
-    READY = "ready"
-    DEATH = "death"
-    CLOSE = "close"
-
-
-_S, _E = MoverState, MoverEvent
-MOVER: Final[Table] = {
-    (_S.NONE, _E.SPAWN): _S.STARTING,
-    (_S.STARTING, _E.READY): _S.SERVING,
-    (_S.STARTING, _E.DEATH): _S.NONE,
-    (_S.SERVING, _E.DEATH): _S.NONE,
-    (_S.NONE, _E.CLOSE): _S.ENDED,
-    (_S.STARTING, _E.CLOSE): _S.ENDED,
-    (_S.SERVING, _E.CLOSE): _S.ENDED,
-}
-
-
-class MoverHost(Protocol):
-    """What supervision needs of the daemon around it."""
-
-    def tell(self, event: Event) -> None:
-        """Hand an event to the directory and do what it answers."""
-        ...
-
-    def on_imported(self, pool: PoolId, ok: bool, code: str, detail: str) -> None:
-        """A pool was imported, or not."""
-        ...
-
-    def on_unmapped(self, pool: PoolId) -> None:
-        """No mover touches a released pool any more."""
-        ...
-
-    def on_serving(self) -> None:
-        """A mover is up, with the host tier open."""
-        ...
 
 
 class Movers:
@@ -104,6 +59,7 @@ class Movers:
         start_ms_max: int = limits.MOVER_START_MS_MAX,
         options: Sequence[str] = (),
         held_fds: Sequence[int] = (),
+        sums: ChecksumTable | None = None,
     ) -> None:
         self._loop = loop
         self._host = host
@@ -112,6 +68,7 @@ class Movers:
         self._patience = Patience(silence_ms_max, start_ms_max)
         self._options = tuple(options)
         self._held_fds = tuple(held_fds)
+        self._sums = sums
         self._counters = counters
         self.state = MoverState.NONE
         self._mover: MoverHandle | None = None
@@ -120,8 +77,7 @@ class Movers:
         self._pools: dict[PoolId, Registration] = {}
         self._importing: set[PoolId] = set()
         self._releasing: set[PoolId] = set()
-        self._copies: set[OpId] = set()
-        self._waiting: list[SubmitCopy] = []  # copies that came while there was no mover
+        self._gate = Gate(counters)
         self._tier_answers = 0
         self._failures = 0
         self._served_once = False
@@ -155,14 +111,15 @@ class Movers:
         self._tier_answers = 0
         try:
             if self._tier is not None:
-                self._tier_answers = mover.open_tier(self._tier)
+                if self._sums is not None:
+                    fd, verify, scrub = self._sums
+                    self._tier_answers += mover.open_checksums(
+                        self._tier, fd, verify=verify, scrub_bytes_s=scrub
+                    )
+                self._tier_answers += mover.open_tier(self._tier)
             for pool, registration in self._pools.items():
                 self._importing.add(pool)
                 _import(mover, pool, registration)
-            waiting, self._waiting = self._waiting, []
-            for copy in waiting:
-                self._copies.add(copy.op)
-                mover.submit(copy)
         except (ProtocolError, CapacityError, OSError) as error:
             # Its death fires the pidfd, and that path replaces it.
             log.warning("mover cannot be told", mover=mover.pid, reason=str(error))
@@ -172,13 +129,20 @@ class Movers:
 
     def due_us(self) -> int | None:
         """When `on_time` has something to do next, or None."""
+        due = [due for due in (self._gate.due_us(), self._mover_due_us()) if due is not None]
+        return min(due) if due else None
+
+    def _mover_due_us(self) -> int | None:
         if self.state is MoverState.NONE:
             return self._restart_us
         return self._patience.due_us(slow=self._slow) if self._busy else None
 
     def on_time(self, now: int) -> None:
-        """Start a successor, or find out whether a busy mover is still there."""
-        due = self.due_us()
+        """End copies whose time is over, start a successor, or find out whether a busy mover is
+        still there."""
+        for done in self._gate.failed(now):
+            self._host.tell(done)
+        due = self._mover_due_us()
         if due is None or now < due:
             return
         if self.state is MoverState.NONE:
@@ -201,7 +165,7 @@ class Movers:
         """Kill the mover and start another that knows no pool; the directory has begun anew."""
         self._bury(MoverEvent.DEATH)
         self._pools.clear()
-        self._waiting.clear()
+        self._gate.clear(now_us())
         self.start()
 
     def begin_close(self) -> int:
@@ -239,19 +203,18 @@ class Movers:
         self._tell_mover(lambda mover: mover.release_pool(pool))
 
     def submit(self, copy: SubmitCopy) -> None:
-        """Hand a copy on, now or to the next mover."""
-        if self._mover is None:
-            self._waiting.append(copy)
-            return
-        self._begin_work()
-        self._copies.add(copy.op)
-        self._tell_mover(lambda mover: mover.submit(copy))
+        """Hand a copy on, now or once a mover serves; or it fails, by `on_time`."""
+        was_busy = self._busy
+        if self._gate.admit(copy, now_us(), serving=self.state is MoverState.SERVING):
+            if not was_busy:
+                self._patience.heard(now_us())
+            self._tell_mover(lambda mover: mover.submit(copy))
 
     # The mover's side.
 
     @property
     def _busy(self) -> bool:
-        work = self._copies or self._importing or self._releasing
+        work = self._gate.busy or self._importing or self._releasing
         return bool(work) or self.state is MoverState.STARTING
 
     def _begin_work(self) -> None:
@@ -286,8 +249,17 @@ class Movers:
     def _take(self, reply: Reply) -> None:
         match reply:
             case CopyDone():
-                self._copies.discard(reply.op)
+                self._gate.ended(reply, now_us())
                 self._counters[f"copies_{reply.outcome}"] += 1
+                self._host.tell(reply)
+            case PagesDamaged():
+                slots = unpack_pages(reply.slots).tolist()
+                log.error(
+                    "host pages differ from their checksums; their slots are used no more",
+                    pages=len(slots),
+                    found_by=reply.found_by,
+                    slots=[f"{slot >> 16}:{slot & 0xFFFF}" for slot in slots[:SLOTS_LOGGED_MAX]],
+                )
                 self._host.tell(reply)
             case Imported():
                 self._importing.discard(reply.pool)
@@ -296,6 +268,7 @@ class Movers:
                 self._on_ready(0)
             case TierOpened():
                 if reply.ok:
+                    log.info("host tier opens", mover=self.pid, segments=reply.segments)
                     self._on_ready(1)
                 else:
                     self._lose(f"it cannot open the host tier: {reply.detail}")
@@ -317,6 +290,8 @@ class Movers:
             self.state = step(MOVER, self.state, MoverEvent.READY, self)
             self._served_once = True
             log.info("mover ready", mover=self.pid)
+            for copy in self._gate.to_submit():
+                self._tell_mover(partial(_submit, copy))
             self._host.on_serving()
 
     def _lose(self, reason: str) -> None:
@@ -329,7 +304,7 @@ class Movers:
         try:
             # What it had finished and said before still counts.
             for reply in mover.receive():
-                if isinstance(reply, CopyDone):
+                if isinstance(reply, CopyDone | PagesDamaged):
                     self._take(reply)
         except (ProtocolError, OSError):
             pass
@@ -339,7 +314,7 @@ class Movers:
         self._plan_restart(reason, lived_ms)
         # The directory ends every copy that it knows of, those that wait for a mover included: a
         # successor must not be handed them, for their pages are free from here on.
-        self._waiting.clear()
+        self._gate.mover_lost(now_us())
         self._host.tell(MoverLost(now_us(), reason))
 
     def _plan_restart(self, reason: str, lived_ms: int) -> None:
@@ -361,7 +336,6 @@ class Movers:
             self._loop.unwatch(mover.pidfd)
             mover.close()
         self._importing.clear()
-        self._copies.clear()
         released, self._releasing = sorted(self._releasing), set()
         if mover is not None or event is MoverEvent.CLOSE:
             self.state = step(MOVER, self.state, event, self)
@@ -387,9 +361,13 @@ class Movers:
             self._loop.want_write(self._watched_fd, self._writing)
 
     def __repr__(self) -> str:
-        return f"<Movers {self.state}, {len(self._pools)} pools, {len(self._copies)} copies>"
+        return f"<Movers {self.state}, {len(self._pools)} pools, {self._gate!r}>"
 
 
 def _import(mover: MoverHandle, pool: PoolId, told: Registration) -> None:
     named = told.message.page_table
     mover.import_pool(pool, told.layout, told.handles, told.fds, told.sync, named)
+
+
+def _submit(copy: SubmitCopy, mover: MoverHandle) -> None:
+    mover.submit(copy)

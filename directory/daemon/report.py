@@ -4,7 +4,7 @@ Owns the wording of nothing and no state; it reads the directory's pools and mus
 """
 
 from directory.core.place import PoolState
-from directory.protocol.messages import PoolReport
+from directory.protocol.admin import PoolReport
 
 
 def pool_report(pool: PoolState) -> PoolReport:

@@ -1,10 +1,11 @@
-"""The ZeroMQ server: the streams' endpoint over one ROUTER socket.
+"""The server: the streams' endpoint over one ROUTER socket, and over a lane each client may open.
 
-Owns the socket. It must never block and never let a frame raise out of `drain`; what a frame means
-is the endpoint's to say (directory/protocol/endpoint.py).
+Owns the socket and the lanes. It must never block and never let a frame raise out of `drain`; what
+a frame means is the endpoint's to say (directory/protocol/endpoint.py).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ from directory.core import limits
 from directory.core.actions import AnyReply
 from directory.core.errors import TreecoredError
 from directory.core.ids import PoolId
+from directory.daemon.lanes import Lanes
+from directory.daemon.loop import Loop
 from directory.daemon.runtime import StartError
 from directory.protocol.endpoint import Ask, Endpoint
 
@@ -28,8 +31,12 @@ log = structlog.get_logger("server")
 class Server:
     """The ROUTER. `ask` carries out one new message; its answer comes through `answer`."""
 
-    def __init__(self, path: Path, epoch: int, ask: Ask, counters: Counter[str]) -> None:
+    def __init__(
+        self, path: Path, epoch: int, ask: Ask, counters: Counter[str], loop: Loop
+    ) -> None:
         self._endpoint = Endpoint(epoch, ask, self._send, counters, _log_refusal)
+        self._lanes = Lanes(loop, self._endpoint)
+        self._unsure = True  # whether something waits at the router
         self._context = zmq.Context(io_threads=1)
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
@@ -55,12 +62,21 @@ class Server:
         self._endpoint.open_pool(pool, secret)
 
     def close_pool(self, pool: PoolId) -> None:
-        """Forget a pool with its stream. Repeatable."""
+        """Forget a pool with its stream and its lane. Repeatable."""
         self._endpoint.close_pool(pool)
+        self._lanes.close(pool)
+
+    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
+        """Listen to a pool by a lane, too; the descriptors are taken over.
+
+        Raises a typed error, and then they stay the caller's.
+        """
+        self._lanes.open(pool, fds, arena_bytes)
 
     def begin_epoch(self, epoch: int) -> None:
         """Forget everything; messages of the epoch before are refused from now on."""
         self._endpoint.begin_epoch(epoch)
+        self._lanes.close_all()
 
     def answer(self, pool: PoolId, seq: int, body: AnyReply) -> None:
         """Send an answer and keep it until the client has said that it has it."""
@@ -72,12 +88,24 @@ class Server:
         """The descriptor that announces changes (edge-triggered)."""
         return int(self._router.getsockopt(zmq.FD))
 
+    def woken(self) -> None:
+        """The descriptor has announced something."""
+        self._unsure = True
+
     def pending(self) -> bool:
-        """Whether a message waits to be read."""
-        return bool(int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        """Whether a message waits to be read.
+
+        The descriptor announces only what comes while nothing is sent or received; after that the
+        socket itself has to be asked.
+        """
+        if self._unsure:
+            # What waits goes on waiting until it is drained, however often somebody asks.
+            self._unsure = bool(int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return self._unsure
 
     def drain(self) -> None:
         """Carry out what has arrived, a bounded number of messages, then acknowledge reports."""
+        self._unsure = True
         for _ in range(MESSAGES_PER_WAKE_MAX):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -87,12 +115,14 @@ class Server:
         self._endpoint.acknowledge()
 
     def close(self) -> None:
-        """Close the socket; unsent replies are dropped. Repeatable."""
+        """Close socket and lanes; unsent replies are dropped. Repeatable."""
+        self._lanes.close_all()
         self._router.close(linger=0)
         self._context.term()
 
     def _send(self, identity: bytes, frame: bytes) -> bool:
         """Send if the pipe takes it; the client asks again for what it did not get."""
+        self._unsure = True
         try:
             self._router.send_multipart((identity, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:

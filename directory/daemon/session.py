@@ -4,6 +4,7 @@ Owns the state table of sessions. A session is changed by `Sessions` alone; it n
 writes a socket itself.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -11,7 +12,8 @@ from directory.core.events import Event
 from directory.core.ids import PoolId
 from directory.core.states import Table, step
 from directory.daemon.registration import Registration
-from directory.protocol.messages import AdminReport
+from directory.protocol.admin import AdminReply, AdminRequest
+from directory.protocol.ended import Wanted
 from transfer.ipc.channel import FdChannel, PeerCredentials
 
 
@@ -62,8 +64,13 @@ class Host(Protocol):
         """Hand an event to the directory and do what it answers."""
         ...
 
-    def report(self) -> AdminReport:
-        """Have the directory walk its state, and say what it found."""
+    @property
+    def wanted(self) -> Wanted:
+        """What schedulers are to say of requests that have ended."""
+        ...
+
+    def admin(self, request: AdminRequest) -> AdminReply:
+        """Answer a person's question; raises a typed error for one that has no answer."""
         ...
 
     def import_pool(self, pool: PoolId, registration: Registration) -> None:
@@ -72,6 +79,13 @@ class Host(Protocol):
 
     def open_pool(self, pool: PoolId, secret: bytes) -> None:
         """Let the pool be spoken for over ZeroMQ."""
+        ...
+
+    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
+        """Let the pool be spoken for by a lane, too; takes the descriptors over.
+
+        Raises a typed error, and then they stay the caller's.
+        """
         ...
 
     def close_pool(self, pool: PoolId) -> None:

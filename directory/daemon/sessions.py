@@ -33,10 +33,11 @@ from directory.daemon.clock import now_us
 from directory.daemon.loop import Loop
 from directory.daemon.registration import Registration
 from directory.daemon.session import Host, Session, SessionEvent, SessionState
+from directory.protocol.admin import AdminReport, AdminRequest
 from directory.protocol.codec import decode_session_request, encode
 from directory.protocol.messages import (
-    AdminCheck,
     Hello,
+    OpenLane,
     Register,
     Registered,
     SessionRefused,
@@ -167,7 +168,9 @@ class Sessions:
         self._host.open_pool(pool, secret)
         self._counters["pools_registered"] += 1
         log.info("pool registered", pool=pool, generation=session.generation, pid=session.peer.pid)
-        self._send(session, Registered(pool, session.generation, secret, self._endpoint))
+        wanted = self._host.wanted
+        registered = Registered(pool, session.generation, secret, self._endpoint, wanted, lane=True)
+        self._send(session, registered)
 
     # Ends.
 
@@ -276,8 +279,13 @@ class Sessions:
         try:
             if isinstance(request, Hello):
                 self._hello(session, request, fds)
-            elif isinstance(request, AdminCheck):
-                self._admin_check(session, fds)
+            elif isinstance(request, AdminRequest):
+                self._admin(session, request, fds)
+            elif isinstance(request, OpenLane):
+                if session.state is not SessionState.LIVE:
+                    raise BadMessage("a lane is opened after Registered")
+                self._host.open_lane(session.pool, fds, request.arena_bytes)
+                kept = True
             else:
                 registration = self._registration(session, request, fds)
                 kept = True
@@ -299,17 +307,19 @@ class Sessions:
         log.info("session opened", pid=session.peer.pid, version=version, software=software)
         self._send(session, Welcome(version, self._host.epoch))
 
-    def _admin_check(self, session: Session, fds: Sequence[int]) -> None:
-        """Report the daemon's state; whoever is let in to this socket is the daemon's own user."""
+    def _admin(self, session: Session, request: AdminRequest, fds: Sequence[int]) -> None:
+        """Answer a question; whoever is let in to this socket is the daemon's own user."""
+        name = type(request).__name__
         if session.state is SessionState.CONNECTED:
-            raise BadMessage("say Hello before AdminCheck")
+            raise BadMessage(f"say Hello before {name}")
         if fds:
-            raise BadMessage("AdminCheck comes without descriptors")
-        self._counters["admin_checks"] += 1
-        report = self._host.report()
-        for violation in report.violations:
-            log.error("an invariant does not hold", violation=violation)
-        self._send(session, report)
+            raise BadMessage(f"{name} comes without descriptors")
+        self._counters["admin_questions"] += 1
+        reply = self._host.admin(request)
+        if isinstance(reply, AdminReport):
+            for violation in reply.violations:
+                log.error("an invariant does not hold", violation=violation)
+        self._send(session, reply)
 
     def _registration(
         self, session: Session, request: Register, fds: Sequence[int]

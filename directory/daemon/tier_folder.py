@@ -105,7 +105,7 @@ def discard_others(runtime_dir: Path, chosen: Path | None) -> None:
     that are dead and whose runtime folder is gone."""
     for path in [*defaults(runtime_dir), *_orphans()]:
         if path != chosen and path.is_dir() and not path.is_symlink():
-            _discard(path)
+            discard(path)
 
 
 def file_system(path: Path) -> str:
@@ -145,14 +145,18 @@ def _users_folder() -> Path:
     return SHARED_MEMORY / f"treecored-{os.getuid()}"
 
 
-def _orphans() -> Iterator[Path]:
+def tiers() -> list[Path]:
+    """Folders in shared memory where daemons of this user keep, or kept, a tier."""
     folder = _users_folder()
     try:
         names = os.listdir(folder) if folder.lstat().st_uid == os.getuid() else []
     except OSError:
-        return
-    for name in names:
-        path = folder / name
+        return []
+    return [folder / name for name in names]
+
+
+def _orphans() -> Iterator[Path]:
+    for path in tiers():
         try:
             owner = (path / OWNER_NAME).read_text(encoding="utf-8").rstrip("\n")
         except (OSError, UnicodeDecodeError):
@@ -161,10 +165,12 @@ def _orphans() -> Iterator[Path]:
             yield path
 
 
-def _discard(path: Path) -> None:
+def discard(path: Path) -> bool:
+    """Remove a tier that nobody holds, and its folder if it is empty then; says whether its files
+    are gone. What is another user's or none of a tier's files stays."""
     try:
         if path.lstat().st_uid != os.getuid() or not is_free(path / LOCK_NAME):
-            return
+            return False
         folder = TierFolder.take(path, Path())
         try:
             count = remove_files(path)
@@ -176,5 +182,6 @@ def _discard(path: Path) -> None:
             folder.release()
     except (OSError, StartError) as error:
         log.warning("a host tier that nobody uses stays", folder=str(path), reason=str(error))
-    else:
-        log.info("a host tier that nobody uses was removed", folder=str(path), files=count)
+        return False
+    log.info("a host tier that nobody uses was removed", folder=str(path), files=count)
+    return True

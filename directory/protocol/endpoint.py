@@ -10,6 +10,9 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from directory.core import limits
 from directory.core.actions import AnyReply, Refused
@@ -22,10 +25,18 @@ from directory.core.errors import (
     TreecoredError,
     UnknownPool,
 )
-from directory.core.events import Body, Restore
+from directory.core.events import Body, Match, Restore
 from directory.core.ids import PoolId
 from directory.protocol.codec import decode_envelope, encode
-from directory.protocol.messages import Acked, Attach, Attached, DaemonBody, Envelope, ReplyEnvelope
+from directory.protocol.messages import (
+    Acked,
+    Attach,
+    Attached,
+    DaemonBody,
+    Envelope,
+    Extent,
+    ReplyEnvelope,
+)
 from directory.protocol.stream import Arrival, ReceiveStream
 
 Ask = Callable[[PoolId, int, Body], None]
@@ -33,15 +44,32 @@ Send = Callable[[bytes, bytes], bool]
 Refuse = Callable[[TreecoredError], None]
 
 
-class Client:
-    """One registered pool at the server. `identity` is None until it has attached."""
+class Lane(Protocol):
+    """A client's own way to here, and the arena where it has written what its messages name."""
 
-    __slots__ = ("identity", "owes_ack", "pool", "secret", "stream")
+    def send(self, frame: bytes) -> bool:
+        """Take a frame for the client, or say that it was dropped."""
+        ...
+
+    def read(self, extent: Extent) -> bytes:
+        """A copy of a part of the arena; raises `BadMessage` for one that is not all in it."""
+        ...
+
+
+class Client:
+    """One registered pool at the server. `identity` is None until it has attached.
+
+    `by_lane`: it spoke last by its lane, and is answered there.
+    """
+
+    __slots__ = ("by_lane", "identity", "lane", "owes_ack", "pool", "secret", "stream")
 
     def __init__(self, pool: PoolId, secret: bytes, kept_bytes_max: int) -> None:
         self.pool = pool
         self.secret = secret
         self.identity: bytes | None = None
+        self.lane: Lane | None = None
+        self.by_lane = False
         self.stream = ReceiveStream(kept_bytes_max)
         self.owes_ack = False
 
@@ -84,6 +112,16 @@ class Endpoint:
         if client is not None and client.identity is not None:
             del self._by_identity[client.identity]
 
+    def open_lane(self, pool: PoolId, lane: Lane) -> None:
+        """Let the pool be spoken for by a lane, too; its session has proved whose it is."""
+        self.clients[pool].lane = lane
+
+    def close_lane(self, pool: PoolId) -> None:
+        """The pool's lane is over; its client goes on by its connection. Repeatable."""
+        client = self.clients.get(pool)
+        if client is not None:
+            client.by_lane, client.lane = False, None
+
     def begin_epoch(self, epoch: int) -> None:
         """Forget everything; messages of the epoch before are refused from now on."""
         for pool in list(self.clients):
@@ -111,23 +149,50 @@ class Endpoint:
         try:
             if len(frames) != 1:
                 raise BadMessage(f"a message is one frame, not {len(frames)}")
-            envelope = decode_envelope(frames[0])
-            if envelope.epoch != self.epoch:
-                raise StaleEpoch("the message belongs to another epoch; register again")
+            envelope = self._decode(frames[0])
             if isinstance(envelope.body, Attach):
                 self._attach(identity, envelope.body)
             elif client is None:
                 raise NotAuthorised("this connection belongs to no pool; attach it first")
             else:
+                client.by_lane = False
                 self._stream(client, envelope, envelope.body)
         except TreecoredError as error:
-            kind = "frames_malformed" if isinstance(error, ProtocolError) else "frames_stale"
-            if isinstance(error, NotAuthorised):
-                kind = "frames_not_authorised"
-            self._counters[kind] += 1
-            if self._refused is not None:
-                self._refused(error)
-            self._say(identity, client, Refused(error.code, str(error)))
+            self._say(identity, client, self._refusal(error))
+
+    def take_lane(self, pool: PoolId, frame: bytes) -> bool:
+        """Carry out one message that came by a pool's lane, or refuse it.
+
+        Returns whether somebody waits for the answer, and more so than for those to come.
+        """
+        client = self.clients[pool]
+        self._counters["frames"] += 1
+        client.by_lane = True
+        try:
+            envelope = self._decode(frame)
+            if isinstance(envelope.body, Attach):
+                raise BadMessage("a lane is attached by its session; say Attach by a connection")
+            self._stream(client, envelope, envelope.body)
+            return isinstance(envelope.body, Match)
+        except TreecoredError as error:
+            said = ReplyEnvelope(self.epoch, client.stream.acked, 0, self._refusal(error))
+            self._send_to(client, encode(said))
+            return True
+
+    def _decode(self, frame: bytes) -> Envelope:
+        envelope = decode_envelope(frame)
+        if envelope.epoch != self.epoch:
+            raise StaleEpoch("the message belongs to another epoch; register again")
+        return envelope
+
+    def _refusal(self, error: TreecoredError) -> Refused:
+        kind = "frames_malformed" if isinstance(error, ProtocolError) else "frames_stale"
+        if isinstance(error, NotAuthorised):
+            kind = "frames_not_authorised"
+        self._counters[kind] += 1
+        if self._refused is not None:
+            self._refused(error)
+        return Refused(error.code, str(error))
 
     def _attach(self, identity: bytes, body: Attach) -> None:
         client = self.clients.get(body.pool)
@@ -149,6 +214,8 @@ class Endpoint:
         seq = envelope.seq
         if seq < 1:
             raise BadMessage(f"a message is numbered from 1 up, not {seq}")
+        if envelope.tokens[1] or envelope.pages[1]:
+            body = _filled(body, envelope, client.lane)
         arrival = client.stream.arrive(seq, envelope.answered)
         if arrival is Arrival.NEW:
             # An answer, if one comes now, carries the acknowledgement and cancels this.
@@ -196,9 +263,16 @@ class Endpoint:
         self._send(identity, encode(ReplyEnvelope(self.epoch, acked, 0, body)))
 
     def _send_to(self, client: Client, frame: bytes, *, current: bool = True) -> None:
-        if client.identity is None:
+        lane = client.lane
+        if client.by_lane and lane is not None:
+            sent = lane.send(frame)
+            self._counters["replies_dropped"] += not sent
+        elif client.identity is None:
+            sent = False
             self._counters["replies_dropped"] += 1
-        elif self._send(client.identity, frame) and current:
+        else:
+            sent = self._send(client.identity, frame)
+        if sent and current:
             client.owes_ack = False
 
     def _send(self, identity: bytes, frame: bytes) -> bool:
@@ -207,3 +281,21 @@ class Endpoint:
         if not sent:
             self._counters["replies_dropped"] += 1
         return sent
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _filled(body: T, envelope: Envelope, arena: Lane | None) -> T:
+    """The body with what its envelope says lies in the arena; raises `BadMessage`."""
+    if arena is None:
+        raise BadMessage("the message names a part of an arena, and there is none; open a lane")
+    parts: dict[str, bytes] = {}
+    if envelope.tokens[1]:
+        parts["tokens"] = arena.read(envelope.tokens)
+    if envelope.pages[1]:
+        parts["pages"] = arena.read(envelope.pages)
+    for name in parts:
+        if not isinstance(getattr(body, name, None), bytes):
+            raise BadMessage(f"{type(body).__name__} has no {name} that could lie in an arena")
+    return msgspec.structs.replace(body, **parts)

@@ -1,12 +1,14 @@
 """Wire messages: what travels on the session socket and on ZeroMQ.
 
-Owns the envelopes and the session's own messages; the bodies of client messages and answers are
-the core's events and actions as they are. Evolution: new fields have defaults and stand last,
-unions are tagged, a tag is never reused. docs/protocol.md has the tables, a test holds it to
-this file.
+Owns the envelopes and the session's own messages (what people ask stands in admin.py); the bodies
+of client messages and answers are the core's events and actions as they are, and `Ended`. New
+fields have defaults and stand last, unions are tagged, a tag is never reused. docs/protocol.md has
+the tables, a test holds it to this file.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
@@ -34,6 +36,17 @@ from directory.core.events import (
     Unlock,
 )
 from directory.core.ids import PoolId
+from directory.protocol.admin import (
+    AdminCheck,
+    AdminExplain,
+    AdminReport,
+    AdminStats,
+    AdminTree,
+    ExplainReport,
+    StatsReport,
+    TreeReport,
+)
+from directory.protocol.ended import Ended, Wanted
 
 # Session socket: one tagged map a frame, file descriptors beside it.
 
@@ -76,45 +89,28 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     page_table: bool = False
 
 
-class AdminCheck(msgspec.Struct, frozen=True, tag="admin_check"):
-    """After Hello: ask for the state of the daemon, without registering anything. Repeatable."""
-
-
 class Registered(msgspec.Struct, frozen=True, tag="registered"):
-    """The pool is imported. `secret` proves the ZeroMQ identity; `endpoint` is where to connect."""
+    """The pool is imported. `secret` proves the ZeroMQ identity; `endpoint` is where to connect;
+    `ended`: what the daemon wants to hear of requests that have ended; `lane`: it takes an
+    `OpenLane`."""
 
     pool: PoolId
     generation: int
     secret: bytes
     endpoint: str
+    ended: Wanted = ""
+    lane: bool = False
 
 
-class PoolReport(msgspec.Struct, frozen=True):
-    """One registration in an `AdminReport`. `ranks`: registered ones; pages are of the tree."""
+class OpenLane(msgspec.Struct, frozen=True, tag="open_lane"):
+    """After a Registered with `lane`: a faster way for the frames of the numbered stream.
 
-    pool: PoolId
-    instance: str
-    generation: int
-    mode: str
-    phase: str
-    ranks: int
-    world_size: int
-    page_count: int
-    pages: int
-    protected_pages: int
-    leases: int
-    copies: int
+    Two descriptors come with it: one end of a pair of stream sockets, and a memfd of `arena_bytes`
+    bytes that is sealed against shrinking, the token arena. There is no answer. What comes by the
+    lane needs no Attach, for the session has brought it.
+    """
 
-
-class AdminReport(msgspec.Struct, frozen=True, tag="admin_report"):
-    """Answer to AdminCheck: the daemon has walked its state. `violations_left_out`: how many more
-    there are than are listed."""
-
-    epoch: int
-    counters: dict[str, int]
-    violations: tuple[str, ...]
-    pools: tuple[PoolReport, ...]
-    violations_left_out: int = 0
+    arena_bytes: int
 
 
 class SessionRefused(msgspec.Struct, frozen=True, tag="error"):
@@ -124,8 +120,10 @@ class SessionRefused(msgspec.Struct, frozen=True, tag="error"):
     message: str
 
 
-SessionRequest = Hello | Register | AdminCheck
-SessionReply = Welcome | Registered | AdminReport | SessionRefused
+SessionRequest = Hello | Register | OpenLane | AdminCheck | AdminStats | AdminTree | AdminExplain
+SessionReply = (
+    Welcome | Registered | AdminReport | StatsReport | TreeReport | ExplainReport | SessionRefused
+)
 
 
 # ZeroMQ: one frame of array-like msgpack a message.
@@ -147,23 +145,44 @@ class Acked(msgspec.Struct, array_like=True, frozen=True, tag="acked"):
 
 
 ClientBody = (
-    Attach | Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Live | Stats
+    Attach
+    | Match
+    | Lock
+    | Unlock
+    | Insert
+    | Evict
+    | Evicted
+    | Restore
+    | Flush
+    | Live
+    | Stats
+    | Ended
 )
 DaemonBody = (
     Attached | Acked | Done | Refused | Matched | Locked | Inserted | GaveUp | Restored | Counters
 )
 
 
+Extent = tuple[int, int, int]
+"""(offset, length, number): bytes of an arena, and the client's number for what lies there. Whoever
+has read the number before knows it; a number is never used for anything else."""
+NOWHERE: Final[Extent] = (0, 0, 0)
+
+
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
     """Client to daemon. `seq`: from 1 up, one a message of this registration (Attach: 0).
 
-    `answered`: every answer up to this seq has been received and need not be kept.
+    `answered`: every answer up to this seq has been received and need not be kept. `tokens` and
+    `pages`: where in the client's arena lies what the body's fields of these names are to hold;
+    length 0 where they hold it themselves. Until `seq` is acknowledged the client leaves it there.
     """
 
     epoch: int
     seq: int
     answered: int
     body: ClientBody
+    tokens: Extent = NOWHERE
+    pages: Extent = NOWHERE
 
 
 class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):

@@ -142,6 +142,9 @@ LINES = [
     for number, (letters, tail, extra, verdict) in enumerate(_WANTED, start=1)
 ]
 
+PATHS = [letters for letters, *_ in _WANTED]
+"""The pages of each prompt, by their letters."""
+
 # Sums over the 36 that count, added up by hand.
 REQUESTS = 36
 LOOKUPS = 49

@@ -15,7 +15,6 @@ from directory.analytics.log import (
     SYNC,
     AccessLog,
     Block,
-    Recorder,
     log_files,
 )
 from directory.analytics.reader import LogError, LogReader
@@ -201,33 +200,6 @@ def test_a_disk_that_refuses_costs_records_and_never_an_error(tmp_path: Path) ->
     frames = list(LogReader(tmp_path / "log"))
     assert [record.request for record in accesses(frames)] == ["kept"]
     assert [frame.records for frame in frames if isinstance(frame, Dropped)] == [1]
-
-
-def test_a_full_queue_drops_and_the_log_says_how_many(tmp_path: Path) -> None:
-    log = AccessLog(tmp_path)
-    recorder = Recorder(log, queue_max=2)
-    taken = [recorder.offer(access("A", request=str(number))) for number in range(5)]
-    assert taken == [True, True, False, False, False]
-    assert recorder.drain(1) == 0
-    log.close(2)
-    frames = list(LogReader(tmp_path))
-    assert len(accesses(frames)) == 2
-    assert [frame.records for frame in frames if isinstance(frame, Dropped)] == [3]
-
-
-def test_a_record_is_made_when_it_is_drained_and_not_when_it_is_offered(tmp_path: Path) -> None:
-    made = []
-
-    def make() -> Access:
-        made.append(True)
-        return access("A")
-
-    recorder = Recorder(AccessLog(tmp_path))
-    for _ in range(3):
-        recorder.offer(make)
-    assert not made
-    assert recorder.drain(0, items_max=2) == 1
-    assert len(made) == 2
 
 
 def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:

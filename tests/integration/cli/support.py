@@ -33,7 +33,7 @@ def environment(temporary: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
 
 
-def treecored(temporary: Path, *arguments: object) -> Result:
+def treecored(temporary: Path, *arguments: object, timeout_s: float = 110) -> Result:
     """Run the command to its end; it must leave nothing in its temporary folder."""
     temporary.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -42,7 +42,7 @@ def treecored(temporary: Path, *arguments: object) -> Result:
         cwd=temporary,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout_s,
         check=False,
     )
     assert list(temporary.iterdir()) == []

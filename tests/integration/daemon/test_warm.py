@@ -7,8 +7,6 @@ few of its cases go through the whole daemon, with real files and real bytes.
 import os
 import signal
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,25 +14,12 @@ import pytest
 from directory.core.actions import Matched, Restored
 from directory.core.events import Flush, Match
 from directory.core.namespace import NamespaceKey
-from directory.daemon.tier_folder import SHARED_MEMORY, file_system
+from directory.daemon.tier_folder import file_system
 from tests.integration.daemon.support import PAGE_SIZE, DaemonProcess, RawClient, wait_until
 from tests.integration.daemon.test_process import DEFECTIVE
 
 PAGES = 12
 FOREIGN = range(900, 900 + 2 * PAGE_SIZE)
-
-
-@pytest.fixture
-def host_dir() -> Iterator[Path]:
-    """A folder in memory, removed with all that is in it."""
-    if file_system(SHARED_MEMORY) != "tmpfs":
-        pytest.skip("there is no shared memory to keep a host tier in")
-    path = SHARED_MEMORY / f"treecored-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    yield path
-    if path.is_dir():
-        for name in os.listdir(path):
-            (path / name).unlink()
-        path.rmdir()
 
 
 def keeping(runtime_dir: Path, host_dir: Path, *flags: str, wait: bool = True) -> DaemonProcess:

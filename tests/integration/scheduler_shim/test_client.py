@@ -14,7 +14,7 @@ from directory.core.errors import InstanceLive, TreecoredError
 from directory.core.events import Insert, Match, Mode, Restore, Stats
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages, pack_tokens
-from directory.protocol.messages import AdminCheck, AdminReport
+from directory.protocol.admin import AdminCheck, AdminReport
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial

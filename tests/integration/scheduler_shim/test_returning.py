@@ -61,6 +61,7 @@ class Node:
         while (self.scheduler.client is None) is not alone:
             assert time.monotonic() < give_up, repr(self.scheduler)
             self.tick()
+        self.tick()  # what was said last leaves, at the latest, with the next tick
 
     def violations(self) -> list[str]:
         assert self.scheduler.client is not None

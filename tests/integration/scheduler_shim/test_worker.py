@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from directory.cli.check import ask
 from scheduler_shim.worker_messages import (
     AskSummary,
     Configure,
     Configured,
+    Cut,
     Finished,
     FromWorker,
     Prompt,
@@ -181,6 +183,22 @@ def test_a_worker_finds_the_next_daemon_by_itself_and_reports_the_loss(
         assert summary.mode == "mirrored"
         assert summary.violations == ("the daemon was lost: the daemon closed the session",)
         assert summary.counters["spans_republished"] >= 1
+
+
+def test_a_worker_whose_session_is_cut_comes_back_as_the_next_generation(
+    daemon: DaemonProcess, workers: list[WorkerProcess]
+) -> None:
+    worker = workers[0]
+    assert worker.configure("a", daemon.runtime_dir).generation == 1
+    worker.serve(1, 1, 2, 3)
+    worker.say(Cut())
+    number = 1
+    while "returned" not in (summary := worker.summary()).counters:
+        number += 1
+        assert worker.serve(number, 1, 2, 3, number).own_pages == 3
+    assert summary.violations == ("the daemon was lost: its session was cut",)
+    (pool,) = ask(daemon.runtime_dir, 20.0).pools
+    assert (pool.instance, pool.generation) == ("a", 2)
 
 
 @pytest.mark.parametrize(

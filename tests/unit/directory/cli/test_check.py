@@ -13,12 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from directory.cli.main import app
+from directory.protocol.admin import AdminCheck, AdminReport, PoolReport
 from directory.protocol.codec import decode_session_request, encode
 from directory.protocol.messages import (
-    AdminCheck,
-    AdminReport,
     Hello,
-    PoolReport,
     SessionRefused,
     SessionReply,
     SessionRequest,

@@ -13,7 +13,8 @@ from directory.core.actions import SubmitCopy
 from directory.core.events import Event
 from directory.daemon import movers as module
 from directory.daemon.loop import Loop
-from directory.daemon.movers import Movers, MoverState
+from directory.daemon.mover_states import MoverState
+from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
 from directory.protocol.messages import Register
 from transfer.ipc.channel import ChannelClosed

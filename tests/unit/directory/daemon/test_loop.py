@@ -28,6 +28,9 @@ class Hidden:
     def fileno(self) -> int:
         return self.fd
 
+    def woken(self) -> None:
+        raise AssertionError("its descriptor announces nothing")
+
     def pending(self) -> bool:
         return self.waiting > 0
 

@@ -5,9 +5,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from directory.core.events import CopyDone, Event, MoverLost
+from directory.core.events import CopyDone, Event, MoverLost, PagesDamaged
+from directory.core.limits import COPY_WAIT_MS_MAX
+from directory.core.tokens import pack_pages
 from directory.daemon import movers as module
-from directory.daemon.movers import MOVER, Movers, MoverState
+from directory.daemon.breaker import FAILURES_MAX, REST_US_MIN
+from directory.daemon.mover_states import MOVER, MoverState
+from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
 from tests.unit.directory.daemon.mover_rig import (
@@ -98,7 +102,80 @@ def test_a_successor_is_told_of_live_pools_and_of_copies_that_came_meanwhile(rig
     rig.movers.submit(copy(9))
     rig.movers.import_pool(3, REGISTRATION)
     rig.wait_for_successor()
-    assert rig.mover.told == [("import", 1), ("import", 3), ("copy", 9)]
+    assert rig.mover.told == [("import", 1), ("import", 3)]
+    rig.mover.say(Ready(1, "cpu"))
+    rig.loop.turn(0)
+    assert rig.mover.told[2:] == [("copy", 9)], "copies are for a mover that serves"
+
+
+def test_a_copy_that_no_mover_serves_in_time_fails_and_is_never_handed_on(rig: Rig) -> None:
+    rig.start_serving()
+    rig.die()
+    rig.movers.submit(copy(9))
+    rig.movers.submit(copy(10))
+    PretendMover.spawn_error = OSError("no memory")
+    events = len(rig.events)
+    waited = rig.now + COPY_WAIT_MS_MAX * 1000
+    while rig.now < waited:
+        assert len(rig.events) == events
+        rig.wait_for_successor()
+    assert [(done.op, done.outcome) for done in rig.events[events:]] == [  # type: ignore[union-attr]
+        (9, "failed"),
+        (10, "failed"),
+    ]
+    PretendMover.spawn_error = None
+    rig.wait_for_successor()
+    rig.mover.say(Ready(1, "cpu"))
+    rig.loop.turn(0)
+    assert rig.mover.told == []
+    assert rig.counters["copies_overdue"] == 2
+
+
+def test_copies_that_the_device_keeps_failing_fail_at_once_until_one_succeeds(rig: Rig) -> None:
+    rig.start_serving()
+    for op in range(1, FAILURES_MAX + 1):
+        rig.movers.submit(copy(op))
+        rig.mover.say(CopyDone(op, "failed", "broken", 0, 0, True))
+        rig.loop.turn(0)
+    told = len(rig.mover.told)
+    rig.movers.submit(copy(50))
+    assert rig.movers.due_us() == 0, "not from inside the directory's turn"
+    rig.movers.on_time(rig.now)
+    assert rig.events[-1] == CopyDone(
+        50, "failed", "copies of kind backup keep failing; they are tried again soon"
+    )
+    assert len(rig.mover.told) == told
+    rig.now += REST_US_MIN
+    rig.movers.submit(copy(51))
+    rig.movers.submit(copy(52))
+    assert rig.mover.told[told:] == [("copy", 51)]
+    rig.mover.say(CopyDone(51, "ok"))
+    rig.loop.turn(0)
+    rig.movers.submit(copy(53))
+    assert rig.mover.told[told:] == [("copy", 51), ("copy", 53)]
+    assert rig.counters["breakers_opened"] == 1
+
+
+def test_movers_that_die_of_their_copies_are_given_none_for_a_while(rig: Rig) -> None:
+    rig.start_serving()
+    for round_ in range(FAILURES_MAX):
+        for op in range(3):
+            rig.movers.submit(copy(10 * round_ + op))
+        rig.die()
+        rig.wait_for_successor()
+        rig.mover.say(Ready(1, "cpu"))
+        rig.loop.turn(0)
+    rig.movers.submit(copy(99))
+    assert rig.mover.told == []
+    assert rig.counters["breakers_opened"] == 1
+
+
+def test_damage_is_logged_and_handed_on(rig: Rig) -> None:
+    rig.start_serving()
+    found = PagesDamaged(pack_pages([65_537]), "scrub")
+    rig.mover.say(found)
+    rig.loop.turn(0)
+    assert rig.events == [found]
 
 
 def test_what_was_waiting_is_dropped_when_the_successor_dies_too(rig: Rig) -> None:

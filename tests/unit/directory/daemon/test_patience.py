@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from directory.core.events import CopyDone, MoverLost
-from directory.daemon.movers import MoverState
+from directory.daemon.mover_states import MoverState
 from directory.daemon.patience import Patience
 from tests.unit.directory.daemon.mover_rig import (
     PING_MS,

@@ -15,6 +15,7 @@ import zmq
 from directory.core.actions import Done, Refused
 from directory.core.events import Body, Stats, Unlock
 from directory.core.ids import PoolId
+from directory.daemon.loop import Loop
 from directory.daemon.runtime import StartError
 from directory.daemon.server import MESSAGES_PER_WAKE_MAX, Server
 from directory.protocol.codec import decode_reply, encode
@@ -33,7 +34,8 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.asked: list[tuple[PoolId, int, Body]] = []
         self.counters: Counter[str] = Counter()
-        self.server = Server(path, EPOCH, self.ask, self.counters)
+        self.loop = Loop()
+        self.server = Server(path, EPOCH, self.ask, self.counters, self.loop)
         self.context = zmq.Context()
         self.endpoint = f"ipc://{path}"
         self.dealers: list[zmq.Socket[bytes]] = []  # keeps replaced ones until they are closed
@@ -64,6 +66,7 @@ class Rig:
         poller.register(self.server.fileno(), zmq.POLLIN)
         while not self.server.pending():
             assert poller.poll(WAIT_MS), "nothing arrived"
+            self.server.woken()
         self.server.drain()
 
     def receive(self, dealer: "zmq.Socket[bytes] | None" = None) -> ReplyEnvelope:
@@ -86,6 +89,7 @@ class Rig:
     def close(self) -> None:
         self.context.destroy(linger=0)
         self.server.close()
+        self.loop.close()
 
 
 @pytest.fixture
@@ -309,5 +313,7 @@ def test_one_wake_reads_a_bounded_number_of_messages(rig: Rig) -> None:
 
 
 def test_a_path_that_cannot_be_bound_is_a_start_error(tmp_path: Path) -> None:
+    loop = Loop()
     with pytest.raises(StartError, match="cannot be bound"):
-        Server(tmp_path / "no" / "such" / "folder", EPOCH, lambda *_: None, Counter())
+        Server(tmp_path / "no" / "such" / "folder", EPOCH, lambda *_: None, Counter(), loop)
+    loop.close()

@@ -3,7 +3,7 @@
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,10 +15,10 @@ from directory.core.ids import PoolId
 from directory.daemon.loop import Loop
 from directory.daemon.registration import Registration
 from directory.daemon.sessions import Sessions
+from directory.protocol.admin import AdminCheck, AdminReport, AdminRequest
 from directory.protocol.codec import decode_session_reply, encode
+from directory.protocol.ended import Wanted
 from directory.protocol.messages import (
-    AdminCheck,
-    AdminReport,
     Hello,
     Register,
     Registered,
@@ -37,11 +37,13 @@ class Rig:
     """Sessions, the daemon around them as a record of calls, and a client's channel."""
 
     epoch = 9
+    wanted: Wanted = "sums"
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
         self.imports: list[PoolId] = []
         self.open: list[PoolId] = []
+        self.lanes: list[tuple[PoolId, list[int], int]] = []
         self.loop = Loop()
         self.path = path
         self.sessions = Sessions(self.loop, self, "ipc://x", 4, Counter())
@@ -50,8 +52,11 @@ class Rig:
     def tell(self, event: Event) -> None:
         self.events.append(event)
 
-    def report(self) -> AdminReport:
+    def admin(self, request: AdminRequest) -> AdminReport:
         return AdminReport(self.epoch, {"nodes": 1}, ("tree: broken",), ())
+
+    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
+        self.lanes.append((pool, list(fds), arena_bytes))
 
     def import_pool(self, pool: PoolId, registration: Registration) -> None:
         assert len(registration.fds) == 2
@@ -225,7 +230,7 @@ def test_a_check_is_answered_as_often_as_asked_and_registers_nothing(rig: Rig) -
     rig.heard(channel)
     for _ in range(2):
         rig.say(channel, AdminCheck())
-        assert rig.heard(channel) == rig.report()
+        assert rig.heard(channel) == rig.admin(AdminCheck())
     assert rig.events == []
     channel.close()
     rig.loop.turn(1)

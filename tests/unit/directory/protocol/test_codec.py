@@ -14,6 +14,7 @@ from directory.core.actions import Done, GaveUp, Inserted, Matched, Totals
 from directory.core.errors import BadMessage, TooLarge
 from directory.core.events import Evicted, Flush, Insert, Live, Match, Restore, Stats, Unlock
 from directory.core.namespace import Adapter, NamespaceKey
+from directory.protocol.admin import AdminCheck, AdminReport, PoolReport
 from directory.protocol.codec import (
     decode_envelope,
     decode_reply,
@@ -23,13 +24,10 @@ from directory.protocol.codec import (
 )
 from directory.protocol.messages import (
     Acked,
-    AdminCheck,
-    AdminReport,
     Attach,
     ClientBody,
     Envelope,
     Hello,
-    PoolReport,
     Register,
     Registered,
     ReplyEnvelope,
@@ -153,7 +151,7 @@ def test_a_body_of_wrong_arity_type_or_tag_is_a_bad_message(body: list[object]) 
 
 
 def test_fields_that_a_newer_client_adds_at_the_end_are_ignored() -> None:
-    frame = msgspec.msgpack.encode([1, 2, 3, ["stats", True, "new"], "newer"])
+    frame = msgspec.msgpack.encode([1, 2, 3, ["stats", True, "new"], [0, 0, 0], [0, 0, 0], "newer"])
     assert decode_envelope(frame) == Envelope(1, 2, 3, Stats(check=True))
 
 

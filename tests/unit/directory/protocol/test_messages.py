@@ -4,6 +4,7 @@ from typing import get_args
 
 from directory.core.actions import AnyReply
 from directory.core.events import Request
+from directory.protocol.ended import Ended
 from directory.protocol.messages import (
     Acked,
     Attach,
@@ -16,7 +17,7 @@ from directory.protocol.messages import (
 
 
 def test_every_request_and_every_answer_of_the_core_can_travel() -> None:
-    assert set(get_args(ClientBody)) == {*get_args(Request), Attach}
+    assert set(get_args(ClientBody)) == {*get_args(Request), Attach, Ended}
     assert set(get_args(DaemonBody)) == {*get_args(AnyReply), Attached, Acked}
 
 

@@ -1,0 +1,138 @@
+"""The hand-over between whoever serves requests and the access log, and digests a piece at a time.
+
+Owns the queue, its bounds and what is remembered of digests made before. To offer something costs
+an append; the work waits for `step` (a small piece, for an idle loop) or `drain` (all of it). It
+must never hold more than its bounds: what comes beyond is dropped, counted, and the log says so.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Generator, Iterator
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+from directory.analytics.log import AccessLog
+from directory.analytics.record import Digests, Frame, chain
+
+QUEUE_MAX: Final = 16_384
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+PIECE_PAGES: Final = 32
+"""Pages whose digests are made at once; a piece takes some 30 microseconds."""
+PIECES_KEPT_MAX: Final = 8_192
+
+Work: TypeAlias = Iterator["Frame | None"]
+"""Makes frames. None: a piece is done and more is to come."""
+
+
+class Recorder:
+    """A bounded queue of frames and of work that makes frames. Used from one thread."""
+
+    def __init__(
+        self,
+        log: AccessLog,
+        *,
+        queue_max: int = QUEUE_MAX,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+    ) -> None:
+        self._log = log
+        self._queue_max = queue_max
+        self._queue_bytes_max = queue_bytes_max
+        self._queue: deque[tuple[Frame | Work, int]] = deque()
+        self._work: Work | None = None
+        self._nbytes = 0
+        self._refused = 0
+        self.refused = 0
+        """Items that the queue had no room for, ever."""
+
+    def offer(self, item: Frame | Work, nbytes: int = 0) -> bool:
+        """Take an item that keeps `nbytes` alive; False, and counted, when there is no room."""
+        if len(self._queue) >= self._queue_max or self._nbytes + nbytes > self._queue_bytes_max:
+            self._refused += 1
+            self.refused += 1
+            return False
+        self._queue.append((item, nbytes))
+        self._nbytes += nbytes
+        return True
+
+    def step(self, now_us: int) -> bool:
+        """Do one piece of work; False when there is none."""
+        if self._refused:
+            self._log.lose(self._refused)
+            self._refused = 0
+        work = self._work
+        if work is None:
+            if not self._queue:
+                return False
+            item, nbytes = self._queue.popleft()
+            self._nbytes -= nbytes
+            if not isinstance(item, Iterator):
+                self._log.add(item, now_us)
+                return True
+            work = self._work = item
+        try:
+            frame = next(work)
+        except StopIteration:
+            self._work = None
+        else:
+            if frame is not None:
+                self._log.add(frame, now_us)
+        return True
+
+    def drain(self, now_us: int) -> None:
+        """Do all of it."""
+        while self.step(now_us):
+            pass
+
+    @property
+    def pressed(self) -> bool:
+        """Whether the queue is half full: it will not wait for idleness much longer."""
+        return 2 * len(self._queue) >= self._queue_max or 2 * self._nbytes >= self._queue_bytes_max
+
+    def __len__(self) -> int:
+        return len(self._queue) + (self._work is not None)
+
+
+class Chains:
+    """Chained digests, with those of pieces that were met of late at hand: what prompts share is
+    hashed once, not page by page every time."""
+
+    def __init__(self, *, key: bytes = b"", kept_max: int = PIECES_KEPT_MAX) -> None:
+        self._key = key
+        self._kept_max = kept_max
+        self._kept: OrderedDict[tuple[int, int, bytes], Digests] = OrderedDict()
+
+    def pieces(self, tokens: bytes, page_bytes: int) -> Generator[None, None, Digests]:
+        """The digests of the whole pages of packed tokens, as `record.chain` makes them; yields
+        after every piece."""
+        digests: Digests = array("Q")
+        view = memoryview(tokens)
+        end = len(tokens) - len(tokens) % page_bytes
+        for start in range(0, end, PIECE_PAGES * page_bytes):
+            piece = view[start : min(end, start + PIECE_PAGES * page_bytes)]
+            digests.extend(self._piece(piece, page_bytes, digests[-1] if digests else 0))
+            yield
+        return digests
+
+    def whole(self, tokens: bytes, page_bytes: int) -> Digests:
+        """The same at once."""
+        work = self.pieces(tokens, page_bytes)
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                found: Digests = done.value
+                return found
+
+    def _piece(self, piece: memoryview, page_bytes: int, previous: int) -> Digests:
+        name = (previous, page_bytes, blake2b(piece, digest_size=16).digest())
+        found = self._kept.get(name)
+        if found is not None:
+            self._kept.move_to_end(name)
+            return found
+        found = chain(bytes(piece), page_bytes, key=self._key, previous=previous)
+        self._kept[name] = found
+        if len(self._kept) > self._kept_max:
+            self._kept.popitem(last=False)
+        return found

@@ -1,0 +1,180 @@
+"""Lanes: the fast way of the numbered stream's frames, one a client that has opened it.
+
+Owns the sockets and the arenas that came with them. A lane is no session: its end ends nothing,
+its client goes on by ZeroMQ. What a frame means is the endpoint's to say. It must never block, and
+never believe anything that a client has written into its arena but the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from directory.core import limits
+from directory.core.errors import BadMessage
+from directory.core.ids import PoolId
+from directory.daemon.loop import Loop
+from directory.protocol.endpoint import Endpoint
+from directory.protocol.messages import Extent
+from transfer.ipc.lane import FrameLane, LaneOver
+from transfer.ipc.memory import SharedMemoryIPC
+
+KNOWN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of one client's arena, remembered by number: who waits in a queue is matched again and again."""
+TOUCHED_BYTES: Final = 2 * 1024 * 1024
+LANE_FDS: Final = 2
+"""Descriptors of an `OpenLane`: one end of the socket pair, the arena's memory."""
+
+log = structlog.get_logger("lanes")
+
+
+class ClientLane:
+    """One lane with its arena, whose memory cannot shrink: it can be read whatever it holds."""
+
+    def __init__(
+        self, loop: Loop, ipc: SharedMemoryIPC, pool: PoolId, fds: Sequence[int], nbytes: int
+    ) -> None:
+        """Take the descriptors over; raises a typed error, and then they stay the caller's."""
+        if len(fds) != LANE_FDS:
+            raise BadMessage(f"a lane comes with {LANE_FDS} descriptors, not with {len(fds)}")
+        if not 0 < nbytes <= limits.ARENA_BYTES_MAX:
+            raise BadMessage(f"an arena has 1 to {limits.ARENA_BYTES_MAX} bytes, got {nbytes}")
+        sock = _stream_socket(fds[0])
+        try:
+            self._mapping = ipc.import_fd(fds[1], nbytes)
+        except BaseException:
+            sock.detach()
+            raise
+        socket.close(fds[1])  # the mapping has its own
+        # A client begins at the start: no page of that is new when it is wanted.
+        bytes(self._mapping.view[: min(nbytes, TOUCHED_BYTES) : 4096])
+        self.pool = pool
+        self._loop = loop
+        self._ipc = ipc
+        self._nbytes = nbytes
+        self.frames = FrameLane(sock)
+        self.serving = False
+        self._known: dict[int, bytes] = {}
+        self._known_bytes = 0
+
+    def read(self, extent: Extent) -> bytes:
+        """Copy a part of the arena out; raises `BadMessage` for one that is not all in it.
+
+        What has a number is copied once, as long as there is room to remember it.
+        """
+        offset, length, number = extent
+        known = self._known.get(number)
+        if known is not None and len(known) == length:
+            return known
+        end = offset + length
+        if offset < 0 or length < 0 or end > self._nbytes:
+            raise BadMessage(f"bytes {offset} to {end} of an arena of {self._nbytes} bytes")
+        data = bytes(self._mapping.view[offset:end])
+        if number and number not in self._known:
+            self._known[number] = data
+            self._known_bytes += length
+            while self._known_bytes > KNOWN_BYTES_MAX:
+                oldest = next(iter(self._known))
+                self._known_bytes -= len(self._known.pop(oldest))
+        return data
+
+    def send(self, frame: bytes) -> bool:
+        """Send a reply; False where the client reads nothing, or is gone."""
+        frames = self.frames
+        if self.serving:
+            return frames.hold(frame)
+        sent = frames.send(frame)
+        if frames.want_write:
+            self._loop.want_write(frames.fileno(), True)
+        return sent
+
+    def send_held(self) -> None:
+        """Send what was answered while its frames were carried out."""
+        frames = self.frames
+        frames.send_held()
+        if frames.want_write:
+            self._loop.want_write(frames.fileno(), True)
+
+    def close(self) -> None:
+        """Let go of socket and memory."""
+        self._loop.unwatch(self.frames.fileno())
+        self.frames.close()
+        self._ipc.close(self._mapping)
+
+
+class Lanes:
+    """All lanes, by pool."""
+
+    def __init__(self, loop: Loop, endpoint: Endpoint) -> None:
+        self._loop = loop
+        self._endpoint = endpoint
+        self._ipc = SharedMemoryIPC()
+        self._lanes: dict[PoolId, ClientLane] = {}
+
+    def open(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
+        """Take a lane into use; the descriptors are the lane's from here on.
+
+        Raises a typed error, and then they stay the caller's.
+        """
+        if pool in self._lanes:
+            raise BadMessage("this session has opened its lane already")
+        lane = ClientLane(self._loop, self._ipc, pool, fds, arena_bytes)
+        self._lanes[pool] = lane
+        self._endpoint.open_lane(pool, lane)
+        self._loop.watch(lane.frames.fileno(), lambda events: self._serve(lane, events))
+
+    def close(self, pool: PoolId) -> None:
+        """Let go of a lane. Repeatable."""
+        lane = self._lanes.pop(pool, None)
+        if lane is not None:
+            self._endpoint.close_lane(pool)
+            lane.close()
+
+    def close_all(self) -> None:
+        """Let go of every lane."""
+        for pool in list(self._lanes):
+            self.close(pool)
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def _serve(self, lane: ClientLane, events: int) -> None:
+        """Carry out what one read brings; what is left has the loop come back."""
+        frames, endpoint = lane.frames, self._endpoint
+        if events & select.EPOLLOUT and frames.flush():
+            self._loop.want_write(frames.fileno(), False)
+        try:
+            received = frames.receive()
+        except LaneOver as over:
+            log.debug("lane over", pool=lane.pool, reason=str(over))
+            self.close(lane.pool)
+            return
+        if not received:
+            return
+        # What is answered to reports goes back in one piece: it wakes the client once.
+        lane.serving = True
+        for frame in received:
+            waits = endpoint.take_lane(lane.pool, frame)
+            if frames.closed:
+                return  # its registration has ended over this message
+            if waits:
+                lane.send_held()
+        endpoint.acknowledge()
+        lane.serving = False
+        lane.send_held()
+
+
+def _stream_socket(fd: int) -> socket.socket:
+    """The descriptor as a socket, if it is one of the right kind."""
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise BadMessage(f"the lane's descriptor is no socket: {error}") from None
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        sock.detach()
+        raise BadMessage("a lane is one end of a pair of unix stream sockets")
+    return sock

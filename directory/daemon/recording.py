@@ -1,0 +1,348 @@
+"""Recording: what the daemon keeps of ended requests, of evictions, and of the memory there is.
+
+Owns the sums, the access log where there is one, and what was evicted of late. It hears of things
+on the daemon's thread and only appends then; digests, packing and writing are done in small pieces
+while nobody waits for an answer. It must never change the directory, never raise for what a disk
+does, and never hold more than its bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+
+from directory.analytics.hot import HotPrefixes
+from directory.analytics.log import AccessLog
+from directory.analytics.record import Access, Eviction, Hit, Named, Reason, Room, Tier
+from directory.analytics.recorder import Chains, Recorder, Work
+from directory.core.events import Asked, Event, Flush, PoolClosed
+from directory.core.ids import HOST, Place, PoolId
+from directory.core.namespace import NamespaceKey
+from directory.core.node import Node
+from directory.core.place import PoolState
+from directory.daemon import clock
+from directory.daemon.names import Names, fields_of
+from directory.daemon.stats import Sums
+from directory.protocol.admin import HotPrefix, LogReport
+from directory.protocol.ended import Ended, Wanted, unsound
+
+log = structlog.get_logger("recording")
+
+QUIET_US: Final = 2_000
+"""So long nothing must have been asked before the log gets its turn."""
+FLUSH_US: Final = 1_000_000
+"""What a crash of the daemon may cost of the log."""
+PIECES_A_TURN_MAX: Final = 64
+POLICY: Final = "lru"
+GONE_MAX: Final = 65_536
+MOMENTS_MAX: Final = 65_536
+ITEM_BYTES: Final = 600
+"""What a queued item keeps alive beside its tokens, roughly."""
+
+
+class Gone(NamedTuple):
+    """Pages given up of late, from one page on along a path."""
+
+    at_us: int
+    tier: Tier
+    instance: str
+    reason: Reason
+    pages: int
+
+
+class Recording:
+    """All that is remembered. Mutated by the daemon's thread alone.
+
+    `log`: None where no access log is kept; then there are sums only. `host_bytes`: of the tier.
+    """
+
+    def __init__(
+        self,
+        log: AccessLog | None,
+        *,
+        host_bytes: int,
+        now_us: int,
+        clock: Callable[[], int] = clock.now_us,
+    ) -> None:
+        self.event: Event | None = None
+        """What the directory is taking in: what it gives up now, it gives up for this."""
+        self.sums = Sums()
+        self.names = Names()
+        self.chains = Chains()
+        self.hot = HotPrefixes()
+        self.gone: OrderedDict[tuple[bytes, int], Gone] = OrderedDict()
+        """By namespace digest and digest of the first page that went."""
+        self.past: Counter[str] = Counter()
+        """What directories of earlier epochs had counted."""
+        self.refused = 0
+        """Reports of ended requests of which nothing was believed."""
+        self._clock = clock
+        self._log = log
+        self._recorder = Recorder(log) if log is not None else None
+        self._host_bytes = host_bytes
+        self._wall_us = time.time_ns() // 1000 - now_us
+        self.started_us = self._wall_us + now_us
+        self._pools: dict[PoolId, PoolState] = {}
+        self._sizes: set[int] = set()
+        self._named: set[bytes] = set()
+        self._flushed_us = now_us
+        self._moments: dict[Tier, _Moments] = {"device": _Moments(), "host": _Moments()}
+
+    @property
+    def wanted(self) -> Wanted:
+        """What schedulers are to say of ended requests."""
+        return "sums" if self._log is None else "paths"
+
+    def wall_us(self, now_us: int) -> int:
+        """Microseconds since 1970 of a moment of the daemon's clock."""
+        return self._wall_us + now_us
+
+    # What happens. All of it is on the way of somebody's answer.
+
+    def tap(self, node: Node, place: Place, sign: int) -> None:
+        """The tree tells of pages that come and go."""
+        if sign > 0:
+            return
+        tier: Tier = "host" if place == HOST else "device"
+        pages, reason = node.page_count, _reason(self.event)
+        self.sums.evicted(tier, reason, pages)
+        if self._recorder is None:
+            return
+        now_us = self._clock()
+        self._moments[tier].add(now_us, pages)
+        pool = self._pools.get(place)
+        instance = pool.instance if pool is not None else ""
+        edges = [above.edge for above in node.path()]
+        gone = Gone(self.wall_us(now_us), tier, instance, reason, pages)
+        space = node.space
+        work = self._eviction(edges, space.page_key, space.fingerprint, space.key, gone)
+        # The edges are the tree's own bytes, but for the one that may have gone with the node.
+        self._recorder.offer(work, ITEM_BYTES + len(node.edge))
+
+    def ended(self, pool: PoolState, ended: Ended, now_us: int) -> None:
+        """A request has left a scheduler."""
+        problem = unsound(ended)
+        if problem:
+            self.refused += 1
+            return
+        self.sums.ended(pool.instance, ended, pool.page_size)
+        if self._recorder is not None:
+            work = self._access(pool, ended, now_us)
+            self._recorder.offer(work, ITEM_BYTES + len(ended.tokens))
+
+    def pool_came(self, pool: PoolState, now_us: int) -> None:
+        """A pool was taken in (told once a group)."""
+        self._pools[pool.place] = pool
+        if self._recorder is None:
+            return
+        at_us = self.wall_us(now_us)
+        if pool.page_bytes not in self._sizes and self._host_bytes >= pool.page_bytes:
+            self._sizes.add(pool.page_bytes)
+            self._recorder.offer(
+                Room(
+                    at_us=at_us,
+                    tier="host",
+                    pages=self._host_bytes // pool.page_bytes,
+                    page_tokens=pool.page_size,
+                    page_bytes=pool.page_bytes,
+                )
+            )
+        self._recorder.offer(_room(pool, at_us, pool.page_count))
+
+    def pool_went(self, pool: PoolId, now_us: int) -> None:
+        """A pool is gone. Repeatable, and of any rank's number."""
+        gone = self._pools.pop(pool, None)
+        if gone is not None and self._recorder is not None:
+            self._recorder.offer(_room(gone, self.wall_us(now_us), 0))
+
+    # When nobody waits.
+
+    def due_us(self, now_us: int) -> int | None:
+        """When the log wants its turn, if nothing else happens before."""
+        if self._recorder is None or self._log is None:
+            return None
+        if len(self._recorder):
+            return now_us + QUIET_US
+        return self._flushed_us + FLUSH_US if self._log.unwritten else None
+
+    def turn(self, now_us: int, *, quiet: bool, waiting: Callable[[], bool]) -> None:
+        """Do some work: while nobody is waiting after a quiet moment, or a single piece when the
+        queue will not hold much longer."""
+        if self._recorder is None or self._log is None:
+            return
+        try:
+            self._work_on(self._recorder, self._log, now_us, quiet, waiting)
+        except Exception as error:
+            # The log is for people: a defect in it must not end what schedulers live on.
+            log.error("the access log is given up", exc_info=error)
+            self._recorder = self._log = None
+
+    def _work_on(
+        self,
+        recorder: Recorder,
+        access_log: AccessLog,
+        now_us: int,
+        quiet: bool,
+        waiting: Callable[[], bool],
+    ) -> None:
+        at_us = self.wall_us(now_us)
+        if not quiet:
+            if recorder.pressed:
+                recorder.step(at_us)
+            return
+        for _ in range(PIECES_A_TURN_MAX):
+            if not recorder.step(at_us):
+                break
+            if waiting():
+                return
+        if now_us - self._flushed_us >= FLUSH_US and access_log.unwritten:
+            access_log.flush(at_us)
+            self._flushed_us = now_us
+
+    def close(self, now_us: int) -> None:
+        """Write what is left. Repeatable."""
+        if self._recorder is not None and self._log is not None:
+            self._recorder.drain(self.wall_us(now_us))
+            self._log.close(self.wall_us(now_us))
+
+    # What is to be seen.
+
+    def log_report(self) -> LogReport | None:
+        """How the log does."""
+        if self._log is None or self._recorder is None:
+            return None
+        log = self._log
+        return LogReport(
+            str(log.folder),
+            log.frames_written,
+            log.bytes_written,
+            log.records_lost,
+            len(self._recorder) + log.unwritten,
+            log.last_error,
+        )
+
+    def hottest(self, most: int) -> tuple[HotPrefix, ...]:
+        """The prefixes that saved most pages of late; none without an access log."""
+        return tuple(
+            HotPrefix(f"{hot.digest:016x}", hot.namespace.hex(), hot.pages, hot.hits)
+            for hot in self.hot.hottest(most)
+        )
+
+    # Work, in pieces.
+
+    def _access(self, pool: PoolState, ended: Ended, now_us: int) -> Work:
+        page_bytes = pool.page_size * ended.namespace.unit_bytes
+        digests = yield from self.chains.pieces(ended.tokens, page_bytes)
+        namespace = self.names.digest(pool.fingerprint, ended.namespace)
+        named = self._name(namespace, pool.fingerprint, ended.namespace)
+        if named is not None:
+            yield named
+        hit = Hit(*ended.hit)
+        if ended.kind == "request":
+            self.hot.add(namespace, digests, hit.total // pool.page_size)
+        since_us = now_us - ended.age_us
+        yield Access(
+            at_us=self.wall_us(since_us),
+            tokens=ended.prompt_tokens,
+            page_tokens=pool.page_size,
+            digests=digests.tobytes(),
+            instance=pool.instance,
+            request=ended.request,
+            attempt=ended.attempt,
+            kind=ended.kind,
+            namespace=namespace,
+            tenant=ended.tenant,
+            hit=hit,
+            found=ended.found,
+            restored=ended.restored,
+            inserted=ended.inserted,
+            evicted_device=self._moments["device"].between(since_us, now_us),
+            evicted_host=self._moments["host"].between(since_us, now_us),
+            latency_us=ended.latency_us,
+            restore_us=ended.restore_us,
+            lookups=ended.lookups,
+            output_tokens=ended.output_tokens,
+        )
+
+    def _eviction(
+        self,
+        edges: list[bytes],
+        page_bytes: int,
+        fingerprint: bytes,
+        key: NamespaceKey,
+        gone: Gone,
+    ) -> Work:
+        last = edges.pop()[:page_bytes]
+        digests = yield from self.chains.pieces(b"".join([*edges, last]), page_bytes)
+        namespace = self.names.digest(fingerprint, key)
+        named = self._name(namespace, fingerprint, key)
+        if named is not None:
+            yield named
+        digest = digests[-1]
+        self.gone[namespace, digest] = gone
+        self.gone.move_to_end((namespace, digest))
+        if len(self.gone) > GONE_MAX:
+            self.gone.popitem(last=False)
+        yield Eviction(
+            at_us=gone.at_us,
+            tier=gone.tier,
+            digest=digest,
+            pages=gone.pages,
+            namespace=namespace,
+            instance=gone.instance,
+            reason=gone.reason,
+            policy=POLICY,
+        )
+
+    def _name(self, namespace: bytes, fingerprint: bytes, key: NamespaceKey) -> Named | None:
+        """What a namespace's digest stands for, the first time."""
+        if namespace in self._named:
+            return None
+        self._named.add(namespace)
+        return Named(namespace=namespace, fields=fields_of(fingerprint, key))
+
+
+class _Moments:
+    """When pages were given up of late, and how many up to then."""
+
+    def __init__(self) -> None:
+        self._at_us: list[int] = []
+        self._pages: list[int] = [0]
+
+    def add(self, at_us: int, pages: int) -> None:
+        if len(self._at_us) >= MOMENTS_MAX:
+            half = MOMENTS_MAX // 2
+            del self._at_us[:half]
+            del self._pages[:half]
+        self._at_us.append(at_us)
+        self._pages.append(self._pages[-1] + pages)
+
+    def between(self, since_us: int, until_us: int) -> int:
+        """Pages given up from one moment on until another one, as far as is remembered."""
+        first, last = bisect_left(self._at_us, since_us), bisect_left(self._at_us, until_us + 1)
+        return self._pages[last] - self._pages[first]
+
+
+def _reason(event: Event | None) -> Reason:
+    """Why pages go while an event is taken in."""
+    if isinstance(event, PoolClosed):
+        return "pool_gone"
+    if isinstance(event, Asked) and isinstance(event.body, Flush):
+        return "flush"
+    return "capacity"
+
+
+def _room(pool: PoolState, at_us: int, pages: int) -> Room:
+    return Room(
+        at_us=at_us,
+        tier="device",
+        pages=pages,
+        page_tokens=pool.page_size,
+        page_bytes=pool.page_bytes,
+        instance=pool.instance,
+    )
