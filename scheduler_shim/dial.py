@@ -22,7 +22,8 @@ from directory.protocol.messages import (
 )
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
-from scheduler_shim.link import ZmqLink, monotonic_us
+from scheduler_shim.lane_link import make_link
+from scheduler_shim.link import monotonic_us
 from scheduler_shim.pools import Pool
 from scheduler_shim.session import (
     SESSION_NAME,
@@ -173,9 +174,15 @@ class DaemonAttempt:
             self._send(encode(self._message), self._fds)
         elif isinstance(reply, Registered):
             registration = Registration(
-                reply.pool, reply.generation, self._epoch, reply.secret, reply.endpoint
+                reply.pool,
+                reply.generation,
+                self._epoch,
+                reply.secret,
+                reply.endpoint,
+                reply.ended,
+                reply.lane,
             )
-            link = ZmqLink(self._channel, reply.endpoint)
+            link = make_link(self._channel, reply.endpoint, lane=reply.lane)
             ranks = self._message.world_size
             self._client = DaemonClient(link, registration, self._deadlines, world_size=ranks)
 

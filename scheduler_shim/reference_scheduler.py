@@ -39,6 +39,7 @@ from scheduler_shim.request import Phase, Request
 from scheduler_shim.restores import Restores
 from scheduler_shim.room import PageCounts, Room
 from scheduler_shim.tally import Tally
+from scheduler_shim.telling import tell
 from scheduler_shim.worker_messages import Finished
 
 
@@ -132,6 +133,7 @@ class ReferenceScheduler(Tally):
         request = self._active.pop(number, None)
         if request is None:
             return False
+        self._tell(request)
         self._release(request)
         request.start_over()
         self._queue.appendleft(request)
@@ -305,11 +307,21 @@ class ReferenceScheduler(Tally):
         self._look_for_loss()
 
     def _end(self, request: Request, error: str = "") -> None:
+        self._tell(request)
         self._release(request)
         request.phase = Phase.ENDED
         self._active.pop(request.number, None)
         self.count("requests_failed" if error else "requests")
         self._done.append(request.finished(self._now_us(), error))
+
+    def _tell(self, request: Request) -> None:
+        """Report a request that leaves, if the daemon wants to hear of it."""
+        client = self.client
+        if client is not None and not client.lost:
+            wanted = client.registration.ended
+            ended = tell(request, self.pool.page_size, client.now_us(), wanted)
+            if ended is not None:
+                client.report(ended)
 
     def _release(self, request: Request) -> None:
         """Let go of all that a request holds, but for the targets of a restore under way."""

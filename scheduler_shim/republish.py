@@ -7,9 +7,10 @@ it is at that moment, its word included. It must never speak of a span that was 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from directory.core import limits
 from directory.core.actions import GaveUp, Inserted
 from directory.core.errors import TreecoredError
 from directory.core.events import Evicted, Flush, Insert
@@ -20,12 +21,20 @@ from scheduler_shim.mirror import PLACE, Mirror
 SPANS_PER_BATCH_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1 << 20
 """A batch ends with the report that brings its tokens and pages to so many bytes."""
-OPEN_MAX: Final = 1_024
-"""With so many messages open the next batch waits: the daemon is behind."""
+BATCH_US_MIN: Final = 400
+BATCH_US_MAX: Final = 2_000
+BATCH_SHARE: Final = 10
+"""A batch takes one part in so many of the time since the last one, within the limits above: a
+scheduler with long steps is to be known again soon, one that looks all the time is not held up."""
+LAST_MAX: Final = 32
+"""Thin: so many last answers are waited for."""
+OPEN_MAX: Final = 128
+"""With so many messages open the next batch waits: the daemon is behind, and taking in the
+acknowledgements of more of them at once would make a tick long."""
 
 
 class Republisher:
-    """One mirror and one new registration. `thin`: each report is a round trip."""
+    """One mirror and one new registration. `thin`: each report is a question."""
 
     def __init__(self, mirror: Mirror, client: DaemonClient, *, thin: bool) -> None:
         self.mirror = mirror
@@ -33,7 +42,10 @@ class Republisher:
         self.thin = thin
         self._unsaid: dict[int, None] = dict.fromkeys(mirror.pool.spans)
         self._owed = 0
+        self._asked: dict[int, int] = {}
+        """Thin: reports without an answer, and how many pages must be new to the daemon."""
         self.spans_said = 0
+        self._last_us = client.now_us()
         self._begin()
 
     def _begin(self) -> None:
@@ -47,30 +59,54 @@ class Republisher:
     @property
     def done(self) -> bool:
         """Whether the daemon knows all."""
-        return not self._unsaid
+        return not self._unsaid and not self._asked
 
     def batch(self) -> None:
-        """Say a bounded number of spans, and beyond it as many as have come since the last batch,
-        so that it comes to an end while requests go on."""
-        if self.client.open_count >= OPEN_MAX:
+        """Say a bounded number of spans for a bounded time, and beyond both as many as have come
+        since the last batch, so that it comes to an end while requests go on."""
+        if self.client.lost or self.client.open_count >= OPEN_MAX:
             return
+        began_us = self.client.now_us()
+        spare_us = (began_us - self._last_us) // BATCH_SHARE
+        until_us = began_us + min(max(BATCH_US_MIN, spare_us), BATCH_US_MAX)
         spans, self._owed = SPANS_PER_BATCH_MAX + self._owed, 0
         nbytes = 0
-        while self._unsaid and spans > 0 and not self.client.lost:
+        while self._unsaid and spans > 0:
             for report in self._next_path(spans):
-                if not self.client.lost:
-                    self._say(report)
-                    nbytes += len(report.tokens) + len(report.pages)
-                    spans -= 1
-            if nbytes >= BATCH_BYTES_MAX:
-                spans = 0
+                self._say(report)
+                nbytes += len(report.tokens) + len(report.pages)
+                spans -= 1
+                late = spans <= SPANS_PER_BATCH_MAX and self.client.now_us() >= until_us
+                if late or nbytes >= BATCH_BYTES_MAX or self.client.lost:
+                    spans = 0
+                if not spans:
+                    break
+        if self._asked and not self._unsaid and len(self._asked) <= LAST_MAX:
+            # One round trip for the last ones: while it passes, nothing new can come.
+            self.finish()
+        self._last_us = self.client.now_us()
 
     def finish(self) -> bool:
         """Say everything now; False when the daemon was lost over it."""
-        while self._unsaid and not self.client.lost:
+        while not self.done and not self.client.lost:
             self._owed = len(self._unsaid)
-            self.batch()
+            if self._unsaid:
+                self.batch()
+            if self.client.open_count:
+                self.client.wait(limits.RESEND_AFTER_MS * 1_000)
+            self.take()
         return not self.client.lost
+
+    def take(self) -> None:
+        """Take the daemon's answers. A thin registration's reports must have been taken as they
+        are, for nothing that a mirror gives up later could be told it."""
+        for seq, reply in self.client.poll():
+            fresh = self._asked.pop(seq, None)
+            if fresh is None:
+                continue
+            if not isinstance(reply, Inserted) or reply.duplicates or reply.fresh_pages != fresh:
+                self.client.lose("a republished path was not taken as it is")
+                return
 
     # What the mirror's owner does meanwhile.
 
@@ -101,33 +137,37 @@ class Republisher:
 
     # Private.
 
-    def _next_path(self, most: int) -> list[Insert]:
-        """Reports of the unsaid spans on the path to one of them, from the root on."""
+    def _next_path(self, most: int) -> Iterator[Insert]:
+        """Reports of the unsaid spans on the path to one of them, from the root on. What is taken
+        from here has to be said before anything else changes."""
         target = self.mirror.pool.spans[next(iter(self._unsaid))].parts[-1]
         path = target.path()
         runs = [run.span for node in path for run in node.places[PLACE].runs]
         slots = [slot for slot in dict.fromkeys(runs) if slot in self._unsaid]
-        return [self._report(slot) for slot in slots[:most]]
+        last, tokens, pages = None, b"", b""
+        for slot in slots[:most]:
+            ends = self.mirror.pool.spans[slot].parts[-1]
+            if ends is not last:
+                last, path = ends, ends.path()
+                tokens = b"".join([node.edge for node in path])
+                pages = b"".join([node.places[PLACE].pages for node in path])
+            yield self._report(slot, path, tokens, pages)
 
-    def _report(self, slot: int) -> Insert:
-        """The whole path down to the span's last page."""
+    def _report(self, slot: int, path: list[Node], tokens: bytes, pages: bytes) -> Insert:
+        """The whole path down to the span's last page; it leads to the span's last node."""
         span = self.mirror.pool.spans[slot]
-        last = span.parts[-1]
-        path = last.path()
-        count = sum(node.page_count for node in path) - _pages_behind(last, slot)
-        residencies = [node.places[PLACE] for node in path]
+        last = path[-1]
+        count = len(pages) // 4 - _pages_behind(last, slot)
+        written = [node.places[PLACE].written for node in path]
         return Insert(
             "republished",
             0,
             last.space.key,
-            b"".join(node.edge for node in path)[: count * last.space.page_key],
-            b"".join(residency.pages for residency in residencies)[: 4 * count],
+            tokens[: count * last.space.page_key],
+            pages[: 4 * count],
             slot,
             span.value,
-            (
-                max(residency.written[0] for residency in residencies),
-                max(residency.written[1] for residency in residencies),
-            ),
+            (max([forward for forward, _ in written]), max([current for _, current in written])),
             fresh_pages=-1 if self.thin else self._pages_here(slot),
         )
 
@@ -144,15 +184,12 @@ class Republisher:
     def _say(self, report: Insert) -> None:
         del self._unsaid[report.span]
         self.spans_said += 1
-        if not self.thin:
+        if self.thin:
+            self._asked[self.client.ask(report)] = self._pages_here(report.span)
+        else:
             self.client.report(report)
-            return
-        reply = self._call(report)
-        fresh = self._pages_here(report.span)
-        if not isinstance(reply, Inserted) or reply.duplicates or reply.fresh_pages != fresh:
-            self.client.lose("a republished path was not taken as it is")
 
-    def _call(self, body: Insert | Flush) -> object:
+    def _call(self, body: Flush) -> object:
         try:
             return self.client.call(body)
         except TreecoredError as error:

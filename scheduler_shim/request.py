@@ -65,7 +65,15 @@ class Request:
         self.verified = 0
         self.wrong = 0
         self.started_us = 0
+        # For the report of its end (telling.py); all since it came or was told of last.
+        self.told = False
+        self.lookups = 0
+        self.looked_us = 0  # when it was looked up first
+        self.latency_us = 0  # until that was answered
+        self.restore_us = 0  # from a restore's question to its landing
+        self.restoring_us = 0  # when a restore was asked for
         self._digests: list[bytes] | None = None
+        self._match_tokens: bytes | None = None
 
     def lease(self, receipt: LeaseId) -> None:
         """Hold a lease that was granted to the present attempt; an earlier one was let go."""
@@ -82,9 +90,12 @@ class Request:
     def match_tokens(self) -> bytes:
         """What may be matched: whole pages of all but the prompt's last token.
 
-        At least one token is always left to compute, because its logits are what is wanted.
+        At least one token is always left to compute, because its logits are what is wanted. It is
+        one object for as long as the request waits, so that its daemon is told it once.
         """
-        return self.tokens[: self.match_pages * self.page_key]
+        if self._match_tokens is None:
+            self._match_tokens = self.tokens[: self.match_pages * self.page_key]
+        return self._match_tokens
 
     @property
     def match_pages(self) -> int:

@@ -80,8 +80,12 @@ class Restores:
         """Find what the own pool holds, and ask for what lies beyond."""
         client, tree = self._around.client, self._around.room.tree
         request.phase = Phase.ADMITTED
+        request.lookups += 1
+        if client is not None and not request.looked_us:
+            request.looked_us = client.now_us()
         if isinstance(tree, ThinTree):
             request.reach = tree.match(request)
+            self._answered(request)
             self._restore(request)
             return
         assert isinstance(tree, MirroredTree)
@@ -142,10 +146,17 @@ class Restores:
         if not isinstance(reply, Matched):
             self._around.count("matches_missed")
             return
+        self._answered(request)
         request.lease(reply.receipt)
         request.reach = len(request.row) + reply.restorable_pages
         self._match_own(request)
         self._restore(request)
+
+    def _answered(self, request: Request) -> None:
+        """The first look-up of a request has its answer."""
+        client = self._around.client
+        if client is not None and not request.latency_us:
+            request.latency_us = client.now_us() - request.looked_us
 
     def _match_own(self, request: Request) -> None:
         """Others may have published parts of the path meanwhile; what is here needs no copy."""
@@ -176,6 +187,7 @@ class Restores:
             )
             seq = around.client.ask(message, around.client.deadlines.restore_ms)
             if seq:
+                request.restoring_us = around.client.now_us()
                 digests = request.digests(around.compute.seed)
                 self.fills.begin(seq, request, targets, digests[start : start + len(targets)])
                 request.phase = Phase.RESTORING
@@ -217,6 +229,8 @@ class Restores:
             return
         if starter is not None:
             lead = starter
+            if self._around.client is not None:
+                lead.restore_us += self._around.client.now_us() - lead.restoring_us
             lead.host_pages += reply.host_pages
             lead.peer_pages += reply.peer_pages
         else:

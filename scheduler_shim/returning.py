@@ -24,11 +24,16 @@ from scheduler_shim.own_tree import MirroredTree
 from scheduler_shim.republish import Republisher
 from scheduler_shim.request import Request
 from scheduler_shim.room import Room
+from scheduler_shim.session import DaemonAbsent
 
 WAIT_MS_MIN: Final = 50
 WAIT_MS_MAX: Final = 5_000
-STEP_US: Final = 2_000
-"""While a try or a republication is under way, this is how soon to look again."""
+WAIT_ABSENT_MS_MAX: Final = 500
+"""The cap while nobody listens at all: such a try costs a system call and disturbs nobody, and the
+sooner a daemon that was started again is found, the fewer pages are computed twice."""
+STEP_US: Final = 1_000
+"""While a try or a republication is under way, this is how soon to look again. Not at once: whoever
+sleeps between its steps is not made to wait by the daemon that takes them in."""
 
 
 class Returning:
@@ -76,7 +81,7 @@ class Returning:
             self._try()
             return None
         client = self._republisher.client
-        client.poll()
+        self._republisher.take()
         if client.refused:
             client.lose(f"a report was refused: {client.refused[0].message}")
         if not client.lost:
@@ -105,7 +110,11 @@ class Returning:
             if self._attempt is None:
                 if self._dial.now_us() < self._due_us:
                     return
-                self._attempt = self._dial.begin(self._mode)
+                try:
+                    self._attempt = self._dial.begin(self._mode)
+                except DaemonAbsent as error:
+                    self._fail(str(error), WAIT_ABSENT_MS_MAX)
+                    return
             client = self._attempt.step()
         except TreecoredError as error:
             self._fail(str(error))
@@ -129,14 +138,14 @@ class Returning:
         self._count("spans_republished", at.spans_said)
         return client
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, wait_ms_max: int = WAIT_MS_MAX) -> None:
         self.why = why
         self.close()
-        self._wait()
+        self._wait(wait_ms_max)
 
-    def _wait(self) -> None:
+    def _wait(self, wait_ms_max: int = WAIT_MS_MAX) -> None:
         """Half of the wait is certain, the other half is drawn."""
-        wait_ms = min(WAIT_MS_MIN << min(self._tries, 16), WAIT_MS_MAX)
+        wait_ms = min(WAIT_MS_MIN << min(self._tries, 16), wait_ms_max)
         wait_ms = wait_ms // 2 + self._random.randrange(wait_ms // 2 + 1)
         self._tries += 1
         self._due_us = self._dial.now_us() + wait_ms * 1_000

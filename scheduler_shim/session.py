@@ -13,6 +13,7 @@ from directory.core.errors import ProtocolError, TreecoredError, error_classes
 from directory.core.events import Mode
 from directory.core.ids import PoolId
 from directory.protocol.codec import decode_session_reply, encode
+from directory.protocol.ended import Wanted
 from directory.protocol.messages import (
     Hello,
     Register,
@@ -37,13 +38,16 @@ class DaemonAbsent(ProtocolError):
 
 
 class Registration(NamedTuple):
-    """What a daemon gave a pool. `epoch`: the daemon's boot; `secret` proves the connection."""
+    """What a daemon gave a pool. `epoch`: the daemon's boot; `secret` proves the connection;
+    `ended`: what it wants to hear of ended requests; `lane`: whether it takes a lane."""
 
     pool: PoolId
     generation: int
     epoch: int
     secret: bytes
     endpoint: str
+    ended: Wanted = ""
+    lane: bool = False
 
 
 def register(
@@ -81,7 +85,13 @@ def register(
         channel.close()
         raise
     registration = Registration(
-        answer.pool, answer.generation, welcome.epoch, answer.secret, answer.endpoint
+        answer.pool,
+        answer.generation,
+        welcome.epoch,
+        answer.secret,
+        answer.endpoint,
+        answer.ended,
+        answer.lane,
     )
     return channel, registration
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Final
 
+from msgspec.structs import replace
+
 from directory.core import limits
+from directory.core.events import Insert, Match
 from directory.protocol.codec import encode
-from directory.protocol.messages import Attach, ClientBody, Envelope
+from directory.protocol.messages import NOWHERE, Attach, ClientBody, Envelope
 from directory.protocol.stream import SendStream
 from scheduler_shim.deadlines import Deadlines
+from scheduler_shim.lane_link import LaneLink
 from scheduler_shim.link import Link
 from scheduler_shim.session import DaemonAbsent, Registration
 
@@ -25,14 +29,22 @@ ATTACHES_MAX: Final = 16
 class Speaker(ABC):
     """One registration's voice. `lost`: why the daemon is lost; empty while it is not."""
 
-    def __init__(self, link: Link, registration: Registration, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        link: Link,
+        registration: Registration,
+        deadlines: Deadlines,
+    ) -> None:
         self.registration = registration
         self.deadlines = deadlines
         self.lost = ""
         self.counters: dict[str, int] = {}
         self._link = link
+        self._lane = link if isinstance(link, LaneLink) else None
         self._stream = SendStream()
-        self._attached = False
+        # What comes by a lane needs no Attach. Should the lane end, the daemon refuses what comes
+        # by the connection instead, and Attach is said then.
+        self._attached = self._lane is not None
         self._attach_us = 0
         self._reattaches = 0
 
@@ -86,9 +98,25 @@ class Speaker(ABC):
     def _say_attach(self) -> None:
         self._send(0, Attach(self.registration.pool, self.registration.secret))
 
-    def _send(self, seq: int, body: ClientBody) -> None:
-        envelope = Envelope(self.registration.epoch, seq, self._stream.answered, body)
-        if not self._link.send(encode(envelope)):
+    def _send(self, seq: int, body: ClientBody, *, hold: bool = False) -> None:
+        """Send a message; with `hold` it may wait for the next one, which is then sent with it."""
+        tokens = pages = NOWHERE
+        lane = self._lane
+        if lane is not None and isinstance(body, Match | Insert):
+            arena, acked = lane.arena, self._stream.acked
+            tokens = arena.place(body.tokens, seq, acked)
+            if isinstance(body, Insert):
+                pages = arena.place(body.pages, seq, acked)
+                if pages is not NOWHERE:
+                    body = replace(body, pages=b"")
+            if tokens is not NOWHERE:
+                body = replace(body, tokens=b"")
+        envelope = Envelope(
+            self.registration.epoch, seq, self._stream.answered, body, tokens, pages
+        )
+        frame = encode(envelope)
+        sent = lane.hold(frame) if hold and lane is not None else self._link.send(frame)
+        if not sent:
             self._count("frames_not_sent")
 
     def _count(self, name: str) -> None:

@@ -30,9 +30,11 @@ from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.renamed import RenamedPool
 from scheduler_shim.worker_messages import (
+    DAEMON_LOST,
     AskSummary,
     Configure,
     Configured,
+    Cut,
     Finished,
     FromWorker,
     Prompt,
@@ -90,6 +92,8 @@ class Worker:
                 self._driver_says_prompt(message)
             elif isinstance(message, AskSummary):
                 self._say(self._summary(check=message.check))
+            elif isinstance(message, Cut):
+                self._cut()
             else:
                 assert isinstance(message, Quit)
                 self._quitting = True
@@ -193,6 +197,11 @@ class Worker:
             return
         self._scheduler.submit(prompt.number, tokens, prompt.output)
 
+    def _cut(self) -> None:
+        client = self._scheduler.client if self._scheduler is not None else None
+        if client is not None:
+            client.lose("its session was cut")
+
     def _summary(self, *, check: bool) -> Summary:
         scheduler, configure = self._scheduler, self._configure
         if scheduler is None or configure is None:
@@ -216,7 +225,7 @@ class Worker:
             rtt = tuple(client.rtt_us.values)
             counters.update({f"client_{name}": n for name, n in client.counters.items()})
         if scheduler.last_loss:
-            violations.append(f"the daemon was lost: {scheduler.last_loss}")
+            violations.append(f"{DAEMON_LOST}{scheduler.last_loss}")
         return Summary(configure.instance, scheduler.mode, rtt, counters, daemon, tuple(violations))
 
     def _say(self, message: FromWorker) -> None:

@@ -5,7 +5,7 @@ Owns their shapes, nothing else. They travel as frames of an FdChannel, tagged m
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -94,9 +94,16 @@ class Summary(msgspec.Struct, frozen=True, tag="summary"):
     violations: tuple[str, ...]
 
 
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Close the session with the daemon, as a fault would; the scheduler goes on and returns."""
+
+
 class Quit(msgspec.Struct, frozen=True, tag="quit"):
     """End the worker after what is in progress."""
 
 
-ToWorker = Configure | Prompt | AskSummary | Quit
+DAEMON_LOST: Final = "the daemon was lost: "
+"""How a Summary's violations name a loss that the scheduler has come back from or not."""
+
+ToWorker = Configure | Prompt | AskSummary | Cut | Quit
 FromWorker = Configured | Finished | Summary

@@ -7,14 +7,18 @@ anything was written into it, and SGLang is hooked last.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.dial import DaemonDial
 from scheduler_shim.sglang import compat, hooks
 from scheduler_shim.sglang.allocator import NamedAllocator
+from scheduler_shim.sglang.buffers import find_tensors
+from scheduler_shim.sglang.checking import SUFFIX, Checking
 from scheduler_shim.sglang.connecting import connect
 from scheduler_shim.sglang.fingerprint import sglang_version
+from scheduler_shim.sglang.page_digests import PageDigests
 from scheduler_shim.sglang.pools import SglangPool
 from scheduler_shim.sglang.settings import Settings, load_settings
 from scheduler_shim.sglang.shim import Shim
@@ -42,6 +46,8 @@ def build_cache(context: Any) -> Any:
         pool.close()
         raise
     cache = compat.make_cache(context, shim)
+    if settings.check_digests is not None:
+        shim.loads.checks = make_checks(context, pool, settings.check_digests, settings)
     if shim.loads.enabled:
         pool.kvcache.register_layer_transfer_counter(shim.loads.counter)
     hooks.install()
@@ -82,3 +88,12 @@ def make_shim(context: Any, pool: SglangPool, settings: Settings) -> Shim:
         layers=pool.make_layers() if settings.loads == "layerwise" else None,
         seed=hash(instance),
     )
+
+
+def make_checks(context: Any, pool: SglangPool, folder: Path, settings: Settings) -> Checking:
+    """What checking mode records of this pool, in a file of its own in `folder`."""
+    # Without the overlap schedule forward passes run on the current stream, not on their own one.
+    overlap = not context.server_args.disable_overlap_schedule
+    stream = context.tp_worker.model_runner.forward_stream if overlap else None
+    digests = PageDigests(find_tensors(pool.kvcache), pool.names, stream)
+    return Checking(folder / f"{settings.instance_name()}{SUFFIX}", digests)

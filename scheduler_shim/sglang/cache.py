@@ -133,8 +133,9 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
 
     def find(self, radix_key: Any, req: Any = None) -> Handle:
         """The longest path of whole pages that the pool has of a key; protected by nobody."""
-        if self.disable or not len(radix_key):
+        if self.disable or (req is None and not len(radix_key)):
             return self._root
+        # A request's empty path has a namespace, too: what it computes belongs to these weights.
         return self.find_path(self.keys.of_key(radix_key, req), req)
 
     def find_path(self, path: Path, req: Any = None) -> Handle:

@@ -11,9 +11,13 @@ import logging
 from abc import abstractmethod
 from typing import Any, Protocol
 
+import torch
+
+from scheduler_shim.own_tree import Published
+from scheduler_shim.request import Request
 from scheduler_shim.sglang.cache import CacheShim, TreecoredCache
 from scheduler_shim.sglang.handles import Handle
-from scheduler_shim.sglang.keys import KeyMaker
+from scheduler_shim.sglang.keys import KeyMaker, Path
 from scheduler_shim.sglang.layerwise import Layerwise
 from scheduler_shim.sglang.names import PageNames
 
@@ -55,6 +59,18 @@ class LoadingCache(TreecoredCache):
         """
         req, count = params.req, params.host_hit_length // self.page_size
         return self.loads.begin(req, req.last_node.found.pages, count)
+
+    def _publish(
+        self, request: Request, path: Path, row: torch.Tensor, *, keep: bool
+    ) -> Published | None:
+        """As everywhere; checking mode is told what came of it."""
+        first = request.tree_pages
+        published = super()._publish(request, path, row, keep=keep)
+        if published is not None:
+            page_key = self.keys.page_key(path.key)
+            tokens = path.tokens[: published.accepted_pages * page_key]
+            self.loads.checks.computed(path.key, tokens, first, published)
+        return published
 
     @abstractmethod
     def publish_loaded(self, req: Any, pages: int) -> None:

@@ -62,8 +62,11 @@ class NewCache(LoadingCache):
             req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, req.kv.cache_protected_len)
 
     def publish_loaded(self, req: Any, pages: int) -> None:
-        """What has landed behind the locked part is published as if it had been computed."""
-        if req.kv.req_pool_idx is not None:
+        """What has landed behind the locked part is published as if it had been computed; not of
+        a request that SGLang keeps out of the tree (beams share rows that must stay as they are).
+        """
+        kept_out = getattr(req, "skip_radix_cache_insert", False)
+        if req.kv.req_pool_idx is not None and not kept_out:
             tokens = req.full_untruncated_fill_ids
             self._advance(req, tokens, self.tokens_of(pages, tokens))
 

@@ -105,10 +105,10 @@ class HeldBack:
         entry = self._entries.get(rid)
         return entry is not None and entry.stage in HELD
 
-    def restored_tokens(self, rid: str) -> int:
-        """Tokens of a request that were restored for it while it waited."""
+    def restored_tokens(self, rid: str) -> tuple[int, int]:
+        """Tokens restored for a request while it waited, and how many out of others' pools."""
         entry = self._entries.get(rid)
-        return entry.restored if entry is not None else 0
+        return entry.told(self._around.pool.page_size) if entry is not None else (0, 0)
 
     def gone(self, rid: str) -> None:
         """A request is admitted, or ended. Repeatable; the next tick would find out by itself."""
@@ -312,13 +312,15 @@ class HeldBack:
         """The targets are quiet; with a landing they hold what the path demands."""
         requests = fill.drop_all()
         entries = [self._by_number[request.number] for request in requests]
-        landed = isinstance(reply, Restored) and reply.landed and not fill.stale
-        if landed:
-            assert isinstance(reply, Restored)
+        landed = False
+        if isinstance(reply, Restored) and reply.landed and not fill.stale:
             page_bytes = self._around.pool.page_bytes
             self._around.count("landed")
             self._around.count("bytes_restored_host", reply.host_pages * page_bytes)
             self._around.count("bytes_restored_peer", reply.peer_pages * page_bytes)
+            self._loads.checks.restored(fill, reply)
+            for entry in entries:
+                entry.peers += reply.peer_pages
             landed = self._landings.insert(fill, requests)
         else:
             self._around.count("lost")

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from scheduler_shim.sglang import ends
 from scheduler_shim.sglang.shim import Shim
 
 logger = logging.getLogger(__name__)
@@ -145,12 +146,14 @@ def around_preempt(original: Original, adder: Any, req: Any, *args: Any, **kwarg
 def admitted(shim: Shim, req: Any) -> None:
     """Have SGLang's own metrics say where the prefix came from: what was restored while the
     request waited is a hit of the host's, though it lies on the device by now."""
-    restored = shim.restored_tokens(req.rid)
+    restored, peers = shim.restored_tokens(req.rid)
+    loading = 0
     if restored:
         restored += shim.loads.launch(req)
     else:  # what is being loaded SGLang knows itself
-        shim.loads.launch(req)
+        loading = shim.loads.launch(req)
     shim.gone(req.rid)
+    ends.admitted(shim, req, restored + loading, peers)
     told = getattr(req, "_cache_breakdown_computed", None)
     if not restored or told is not False or req.retracted_stain:
         return
@@ -172,7 +175,11 @@ def around_results(
         synchronize = copied.synchronize if copied is not None else lambda: None
         work = partial(shim.loads.results, batch.reqs, synchronize)
         guarded(shim, "the end of loads", work, None)
-    return original(scheduler, batch, result, *args, **kwargs)
+    reqs = list(batch.reqs) if shim is not None else []
+    outcome = original(scheduler, batch, result, *args, **kwargs)
+    if shim is not None:
+        guarded(shim, "the report of ends", lambda: ends.results(shim, reqs), None)
+    return outcome
 
 
 # Flush, weights, memory, end.

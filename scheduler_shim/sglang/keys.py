@@ -21,6 +21,7 @@ import torch
 from directory.core import limits
 from directory.core.errors import TreecoredError
 from directory.core.namespace import Adapter, NamespaceKey
+from scheduler_shim.sglang.media import Items, items_of, spelled_out
 
 ELASTIC: Final = "|elastic_ep_size="
 GLUED_MAX: Final = 4_096
@@ -39,17 +40,21 @@ class PackedRequest:
 
     `origin`, `outputs`: the request's own arrays. Outputs are only ever appended to; whatever else
     happens to the tokens comes as another array (SGLang relies on the same). `count`: how many
-    tokens are packed; `packed` stays empty where they do not say what is computed.
+    tokens are packed; `packed` stays empty where they do not say what is computed. `items`: ids
+    that were replaced before they were packed.
     """
 
-    __slots__ = ("count", "key", "origin", "outputs", "packed")
+    __slots__ = ("count", "items", "key", "origin", "outputs", "packed")
 
-    def __init__(self, request: Any, key: NamespaceKey, packed: bytes, count: int) -> None:
+    def __init__(
+        self, request: Any, key: NamespaceKey, packed: bytes, count: int, items: Items
+    ) -> None:
         self.origin: array[int] = request.origin_input_ids
         self.outputs: array[int] = request.output_ids
         self.key = key
         self.packed = packed
         self.count = count
+        self.items = items
 
 
 class KeyMaker:
@@ -151,13 +156,15 @@ class KeyMaker:
         adapter: str | None,
         tokens: array[int],
     ) -> PackedRequest:
+        items = items_of(request)
+        tokens = spelled_out(tokens, items or {})
         packed = pack(tokens, 0, len(tokens), bigram=self._bigram, wide=False)
         key = self._key(*parts, adapter, wide=packed is None)
         if packed is None:
             packed = pack(tokens, 0, len(tokens), bigram=self._bigram, wide=True) or b""
-        if not _fits(key) or not _is_text(request):
+        if not _fits(key) or not _is_text(request) or items is None:
             packed = b""
-        return PackedRequest(request, key, packed, len(tokens))
+        return PackedRequest(request, key, packed, len(tokens), items or {})
 
     def _extend(self, known: PackedRequest, count: int) -> None:
         """Pack the outputs that have come since. An id that does not fit any more ends what can be
@@ -282,7 +289,8 @@ def _agree(known: PackedRequest, tokens: array[int], count: int, bigram: bool) -
     size = known.key.unit_bytes // (2 if bigram else 1)
     at = known.key.unit_bytes * (last - bigram) + (size if bigram else 0)
     mask = (1 << 8 * size) - 1
+    head, tail = (known.items.get(token, token) & mask for token in (tokens[0], tokens[last]))
     return (
-        int.from_bytes(known.packed[:size], "little") == tokens[0] & mask
-        and int.from_bytes(known.packed[at : at + size], "little") == tokens[last] & mask
+        int.from_bytes(known.packed[:size], "little") == head
+        and int.from_bytes(known.packed[at : at + size], "little") == tail
     )

@@ -28,6 +28,7 @@ from scheduler_shim.fills import Fill
 from scheduler_shim.landings import LoadLost
 from scheduler_shim.questions import LiveRequest
 from scheduler_shim.request import Request
+from scheduler_shim.sglang.checking import Unchecked
 from scheduler_shim.sglang.layer_counter import LayerCounter, Layers
 from scheduler_shim.sglang.load import AroundLoads, Load, LoadLookUps, end_request
 from scheduler_shim.sglang.offers import Offers
@@ -50,6 +51,7 @@ class Layerwise:
         self.on_launch: Callable[[Any], None] = lambda _: None
         """A request was admitted with a load. The cache sets it."""
         self.abort: Callable[[Any, str], None] = end_request
+        self.checks = Unchecked()
         self.look_ups: LoadLookUps
         self.defect: Exception | None = None
         """What went wrong in a wait; the next tick raises it, where it can be dealt with."""
@@ -258,6 +260,7 @@ class Layerwise:
             return False
         self._around.room.tree.release(load.request)
         self._around.count("landed" if load.landed else "lost")
+        self.checks.restored(fill, reply if load.landed else None, layerwise=True)
         if isinstance(reply, Restored):
             page_bytes = self._around.pool.page_bytes
             self._around.count("bytes_restored_host", reply.host_pages * page_bytes)
@@ -272,9 +275,11 @@ class Layerwise:
         if self.defect is not None:
             defect, self.defect = self.defect, None
             raise defect
+        self.checks.tick()
         answered, self._answered = self._answered, []
         for load in answered:
             if self._settle(load) and load.landed and not load.lost:
+                self.checks.about(load)
                 self.publish(load.req, load.fill.end)
             self.look_ups.wake(load.fill, landed=load.landed)
 
@@ -295,6 +300,7 @@ class Layerwise:
         `last`: the request has ended, so this waits for the answer a moment.
         """
         load = self._by_rid.get(rid)
+        self.checks.about(load)
         if load is None:
             return True
         if not load.answered:

@@ -160,6 +160,12 @@ class SglangPool:
         allocator = context.params.token_to_kv_pool_allocator
         runner = context.tp_worker.model_runner
         forward_stream = getattr(runner, "forward_stream", None)
+        on_gpu = torch.device(allocator.get_kvcache().device).type == "cuda"
+        if on_gpu and forward_stream is None and not context.server_args.disable_overlap_schedule:
+            raise LayoutError(
+                "this SGLang does not say on which stream its forward passes run, so nobody can "
+                "tell when a page is written; use --disable-overlap-schedule"
+            )
         pool = cls.over(allocator, forward_stream=forward_stream, landings=landings)
         pool._fingerprint = fingerprint_of(
             context, pool.kvcache, pool.layout, model_id=model_id, share_versions=share_versions

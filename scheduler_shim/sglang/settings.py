@@ -78,6 +78,9 @@ class Settings(BaseSettings):
     same files are the same weights."""
     share_versions: bool = False
     """Engines of different SGLang versions share pages."""
+    check_digests: Path | None = None
+    """Checking mode: digests of all published and all restored pages are written into this folder,
+    to be compared. Not for production."""
     stats_file: Path | None = None
     """Counters are written there as JSON, at most once a second."""
 

@@ -244,8 +244,8 @@ class Shim(Tally):
         """Whether a waiting request is to stay in the queue for now."""
         return self._held.held(rid)
 
-    def restored_tokens(self, rid: str) -> int:
-        """Tokens that were restored for a waiting request."""
+    def restored_tokens(self, rid: str) -> tuple[int, int]:
+        """Tokens restored for a waiting request, and how many of them out of others' pools."""
         return self._held.restored_tokens(rid)
 
     def gone(self, rid: str) -> None:

@@ -49,7 +49,9 @@ HELD: Final = frozenset({Stage.NEW, Stage.ASKING, Stage.FILLING})
 class Entry:
     """One request near the head of the queue."""
 
-    __slots__ = ("asked_us", "fills", "request", "restored", "rid", "seen", "since_us", "stage")
+    __slots__ = (
+        *("asked_us", "fills", "peers", "request", "restored", "rid", "seen", "since_us", "stage"),
+    )
 
     def __init__(self, rid: str, request: Request, now_us: int) -> None:
         self.rid = rid
@@ -60,6 +62,11 @@ class Entry:
         self.fills = 0  # restores that it has waited for
         self.seen = 0
         self.restored = 0  # tokens that were restored for it
+        self.peers = 0  # pages of its fills that came out of others' pools
+
+    def told(self, page_size: int) -> tuple[int, int]:
+        """Tokens that were restored for it, and how many of them out of others' pools."""
+        return self.restored, min(self.restored, self.peers * page_size)
 
     def __repr__(self) -> str:
         return f"<Entry {self.rid} {self.stage.value}, {self.request!r}>"

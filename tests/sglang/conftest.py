@@ -61,10 +61,12 @@ def nursery(
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models of the same shape, `one` and `two`, and adapters for them."""
+    """A folder with models: `one` and `two` of the same shape, an adapter for them, and `latent`,
+    whose pool is of the other kind."""
     folder = tmp_path_factory.mktemp("models")
     model.llama(folder / "one")
     model.llama(folder / "two", seed=1)
+    model.deepseek(folder / "latent")
     model.adapter(folder / "adapter")
     return folder
 

@@ -42,6 +42,17 @@ def _do_without_pinned_memory() -> None:
     torch.Tensor.pin_memory = lambda self, *_: self
 
 
+def _have_torch_native_do_latent_attention() -> None:
+    """SGLang has a prompt without a prefix computed from keys in full width, which the one backend
+    that a CPU without AMX has cannot: it knows what lies in the pool, which are latent ones."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+
+    def absorbed(*_: Any) -> Any:
+        return handlers.AttnForwardMethod.MLA
+
+    handlers.AttentionBackendRegistry.register("torch_native", absorbed)
+
+
 def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -60,6 +71,7 @@ def main(start: wire.Start, fd: int) -> None:
 
         if start.arguments.get("enable_lora"):
             _do_without_pinned_memory()
+        _have_torch_native_do_latent_attention()
         engine = sglang.Engine(**start.arguments)
     except BaseException:
         wire.send(sock, wire.Failed("", traceback.format_exc()[-4000:]))

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -124,12 +124,24 @@ class Nursery:
 
 def spawned(version: str, name: str, folder: Path, **given: object) -> "Engine":
     """An engine started as a user's program does it, every process importing for itself."""
+    return spawned_by((str(python_of(version)),), environ_of(version), version, name, folder, given)
+
+
+def spawned_by(
+    python: Sequence[str],
+    environ: Mapping[str, str],
+    version: str,
+    name: str,
+    folder: Path,
+    given: dict[str, object],
+) -> "Engine":
+    """The same with another interpreter (a command's beginning) and other variables."""
     start, ours, theirs = _prepared(name, folder, given)
     with theirs, Path(start.log).open("ab") as log:
         process = subprocess.Popen(
-            [python_of(version), "-m", "tests.sglang.driver", str(theirs.fileno())], cwd=ROOT,
-            env=environ_of(version, **start.environ), stdin=subprocess.DEVNULL, stdout=log,
-            stderr=log, pass_fds=(theirs.fileno(),),
+            [*python, "-m", "tests.sglang.driver", str(theirs.fileno())], cwd=ROOT,
+            env={**environ, **start.environ}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            pass_fds=(theirs.fileno(),),
         )  # fmt: skip
     wire.send(ours, start)
     return Engine(name, version, ours, process.pid, folder, process)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 VOCABULARY = 1024
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 2, 4, 2, 32
+LATENT, ROPE_DIM = 64, 16
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -29,6 +30,26 @@ def llama(folder: Path, *, seed: int = 0, layers: int = LAYERS) -> Path:
         "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     return _write(folder, config, _llama_shapes(layers), seed)
+
+
+def deepseek(folder: Path, *, seed: int = 0) -> Path:
+    """A DeepSeek V2 with latent attention (MLA), every layer dense."""
+    config = {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+        "torch_dtype": "float32", "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
+        "moe_intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS,
+        "first_k_dense_replace": LAYERS, "n_routed_experts": 2, "n_shared_experts": 1,
+        "num_experts_per_tok": 1, "moe_layer_freq": 1, "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS, "q_lora_rank": None, "kv_lora_rank": LATENT,
+        "qk_nope_head_dim": HEAD_DIM, "qk_rope_head_dim": ROPE_DIM, "v_head_dim": HEAD_DIM,
+        "head_dim": ROPE_DIM, "vocab_size": VOCABULARY, "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 4096,
+                         "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "tie_word_embeddings": False, "attention_bias": False, "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    return _write(folder, config, _deepseek_shapes(), seed)
 
 
 def adapter(folder: Path, *, seed: int = 1, rank: int = 4) -> Path:
@@ -67,6 +88,26 @@ def _llama_shapes(layers: int) -> Shapes:
             f"{here}.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
             f"{here}.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
             f"{here}.self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
+            f"{here}.post_attention_layernorm.weight": (HIDDEN,),
+            f"{here}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+            f"{here}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+            f"{here}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+        }
+    return shapes | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def _deepseek_shapes() -> Shapes:
+    shapes: Shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(LAYERS):
+        here = f"model.layers.{layer}"
+        attention = f"{here}.self_attn"
+        shapes |= {
+            f"{here}.input_layernorm.weight": (HIDDEN,),
+            f"{attention}.q_proj.weight": (HEADS * (HEAD_DIM + ROPE_DIM), HIDDEN),
+            f"{attention}.kv_a_proj_with_mqa.weight": (LATENT + ROPE_DIM, HIDDEN),
+            f"{attention}.kv_a_layernorm.weight": (LATENT,),
+            f"{attention}.kv_b_proj.weight": (HEADS * 2 * HEAD_DIM, LATENT),
+            f"{attention}.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
             f"{here}.post_attention_layernorm.weight": (HIDDEN,),
             f"{here}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
             f"{here}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from directory.cli.check import NoAnswer, ask
-from directory.protocol.messages import AdminReport
+from directory.protocol.admin import AdminReport
 from tests.integration.daemon.support import DaemonProcess, wait_until
 from tests.sglang.engines import Engine, Nursery, spawned
 

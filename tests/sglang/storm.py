@@ -94,6 +94,11 @@ class Storm:
             self._collect_one()
         return self.tally
 
+    @property
+    def left(self) -> int:
+        """Questions that were not asked yet."""
+        return len(self._left)
+
     def lose(self, engine: Engine) -> None:
         """An engine is gone: what it had under way is asked again of the others."""
         self.engines.remove(engine)

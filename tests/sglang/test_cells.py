@@ -8,6 +8,7 @@ nothing.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,8 +23,51 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 LENGTH = 400
 POOL = 1024
 
-IN_CI = {("0.5.16", 16, "thin"), ("0.5.23", 1, "mirrored"), ("0.5.23", 64, "thin")}
+
+class Cell(NamedTuple):
+    """What all engines of a cell have in common. `latent`: a model with latent attention (MLA)
+    and its kind of pool; `overlap`: SGLang prepares a step while the one before is computed."""
+
+    version: str
+    page_size: int
+    mode: Mode
+    latent: bool = False
+    overlap: bool = False
+
+    @property
+    def model(self) -> str:
+        """The model's name among the tests' models."""
+        return "latent" if self.latent else "one"
+
+    def start(self, node: Node, name: str) -> Engine:
+        """Start an engine."""
+        return node.engine(
+            name,
+            self.version,
+            self.mode,
+            page_size=self.page_size,
+            max_total_tokens=POOL,
+            disable_overlap_schedule=not self.overlap,
+        )
+
+    def __str__(self) -> str:
+        more = " latent" * self.latent + " overlap" * self.overlap
+        return f"{self.version} page {self.page_size} {self.mode}{more}"
+
+
+IN_CI = {
+    Cell("0.5.16", 16, "thin"),
+    Cell("0.5.23", 1, "mirrored"),
+    Cell("0.5.23", 64, "thin"),
+}
 """Together each version, page size and mode; the others run with `make engines`."""
+
+VARIANTS = (
+    Cell("0.5.16", 16, "thin", latent=True),
+    Cell("0.5.23", 16, "mirrored", latent=True),
+    Cell("0.5.16", 16, "mirrored", overlap=True),
+    Cell("0.5.23", 16, "thin", overlap=True),
+)
 
 
 @dataclass(slots=True)
@@ -31,24 +75,29 @@ class Pair:
     """Two engines of a cell and what is needed to judge them."""
 
     node: Node
-    version: str
-    page_size: int
-    mode: Mode
+    cell: Cell
     oracle: Oracle
     a: Engine
     b: Engine
 
+    @property
+    def page_size(self) -> int:
+        """The cell's."""
+        return self.cell.page_size
+
     def start(self, name: str) -> Engine:
         """Another engine like the two."""
-        return self.node.engine(
-            name, self.version, self.mode, page_size=self.page_size, max_total_tokens=POOL
-        )
+        return self.cell.start(self.node, name)
+
+    def cold(self, prompt: list[int]) -> list[int]:
+        """The answer to a prompt where nothing is cached."""
+        return self.oracle.tokens(self.cell.version, prompt, model=self.cell.model)
 
     def ask(self, engine: Engine, seed: int) -> wire.Output:
         """Have a prompt served and its tokens compared."""
         prompt = model.prompt(seed, LENGTH)
         output = engine.generate(prompt)
-        assert output.tokens == self.oracle.tokens(self.version, prompt)
+        assert output.tokens == self.cold(prompt)
         return output
 
     def serve(self, engine: Engine, seed: int) -> None:
@@ -69,16 +118,17 @@ class Pair:
 
 
 def cells() -> Iterator[object]:
-    """Every cell; those that are not for CI are slow."""
-    for version in VERSIONS:
-        for page_size in (1, 16, 64):
-            for mode in ("mirrored", "thin"):
-                chosen = (version, page_size, mode) in IN_CI
-                yield pytest.param(
-                    (version, page_size, mode),
-                    marks=() if chosen else pytest.mark.every_cell,
-                    id=f"{version} page {page_size} {mode}",
-                )
+    """Every cell; those that are not for CI are for `make engines`."""
+    modes: tuple[Mode, ...] = ("mirrored", "thin")
+    plain = [
+        Cell(version, page_size, mode)
+        for version in VERSIONS
+        for page_size in (1, 16, 64)
+        for mode in modes
+    ]
+    for cell in (*plain, *VARIANTS):
+        marks = () if cell in IN_CI else pytest.mark.every_cell
+        yield pytest.param(cell, marks=marks, id=str(cell))
 
 
 @pytest.fixture(scope="class", params=cells())
@@ -89,12 +139,10 @@ def pair(
     oracle: Oracle,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
-    version, page_size, mode = request.param
-    with Node(tmp_path_factory.mktemp("cell"), nursery, models / "one") as node:
-        given = {"page_size": page_size, "max_total_tokens": POOL}
-        a = node.engine("a", version, mode, **given)
-        b = node.engine("b", version, mode, **given)
-        yield Pair(node, version, page_size, mode, oracle, a.wait_up(), b.wait_up())
+    cell: Cell = request.param
+    with Node(tmp_path_factory.mktemp("cell"), nursery, models / cell.model) as node:
+        a, b = cell.start(node, "a"), cell.start(node, "b")
+        yield Pair(node, cell, oracle, a.wait_up(), b.wait_up())
         node.assert_clean()
 
 
@@ -134,7 +182,7 @@ class TestCell:
         longer = [*model.prompt(12, LENGTH), *model.prompt(13, 100)]
         output = pair.b.generate(longer)
         assert output.cached == known
-        assert output.tokens == pair.oracle.tokens(pair.version, longer)
+        assert output.tokens == pair.cold(longer)
 
     def test_what_a_killed_engine_had_computed_is_still_there(self, pair: Pair) -> None:
         doomed = pair.start("doomed").wait_up()

@@ -1,10 +1,11 @@
-"""`launch_server` as a user starts it, with `--radix-cache-backend treecored`, over HTTP."""
+"""`launch_server` as a user starts it, with what `treecored sglang-env` prints, over HTTP."""
 
 import json
 import os
+import shlex
 import socket
 import subprocess
-import time
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -14,17 +15,23 @@ from typing import Any, Self
 
 import pytest
 
+from directory.cli.sglang_env import CPU_ENVIRONMENT, FLAGS_VARIABLE
+from scheduler_shim.sglang.settings import PREFIX
 from tests.sglang import model
-from tests.sglang.engines import ARGUMENTS, END_S, IMPORT_S, Nursery, environ_of, session_of
+from tests.sglang.engines import ARGUMENTS, END_S, Nursery, environ_of, session_of
 from tests.sglang.environments import ROOT, python_of
-from tests.sglang.node import PATIENT, Node, floor
+from tests.sglang.node import PATIENT, Mode, Node, floor
 from tests.sglang.oracle import Oracle
+from tests.sglang.patience import Patience
 
 # Two servers import SGLang anew, which takes minutes on two cores: not part of every run.
-pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(1500)]
 
 ENGINE_TROUBLE = ("memory leak", "Scheduler hit an exception")
 VERSION, PAGE, LENGTH = "0.5.23", 16, 300
+START_CPU_S = 240.0
+"""Three processes import SGLang with all of its models, 25 s each and thrice that when nothing is
+compiled yet."""
 
 
 class Process:
@@ -33,21 +40,19 @@ class Process:
     ready = "/health"
 
     def __init__(
-        self, node: Node, name: str, command: list[str], variables: Mapping[str, str]
+        self, node: Node, name: str, command: list[str], environ: Mapping[str, str]
     ) -> None:
         self.port = _free_port()
         self.log_path = node.folder / f"{name}.log"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(python_of(VERSION)), "-m", "tests.sglang.tied", *command,
-                 "--port", str(self.port)],
-                cwd=ROOT, env=environ_of(VERSION, **variables), stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
+                [*command, "--port", str(self.port)], cwd=ROOT, env=dict(environ),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def wait_up(self) -> None:
         """Wait until it answers that it is ready."""
-        give_up = time.monotonic() + IMPORT_S
+        patience = Patience(self.process.pid, START_CPU_S)
         while True:
             try:
                 if self.get(self.ready)[0] == 200:
@@ -55,7 +60,7 @@ class Process:
             except OSError:
                 pass  # it does not listen yet
             assert self.process.poll() is None, self.log()[-4000:]
-            assert time.monotonic() < give_up, self.log()[-4000:]
+            assert not patience.lost(), f"{patience.lost()}:\n{self.log()[-4000:]}"
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.2)
 
@@ -104,18 +109,22 @@ class Process:
 
 
 class Server(Process):
-    """One `launch_server`."""
+    """One `launch_server` in a shell that has evaluated what `treecored sglang-env` prints.
 
-    def __init__(self, node: Node, name: str, *flags: str) -> None:
-        variables = {
-            **PATIENT,
-            "TREECORED_RUNTIME_DIR": str(node.daemon.runtime_dir),
-            "TREECORED_INSTANCE": name,
-        }
-        command = ["sglang.launch_server", "--model-path", str(node.model),
-                   "--page-size", str(PAGE), "--radix-cache-backend", "treecored",
-                   *_flags(), *flags]  # fmt: skip
-        super().__init__(node, name, command, variables)
+    What of `ARGUMENTS` is not printed makes the engine small.
+    """
+
+    def __init__(self, node: Node, name: str, mode: Mode, *flags: str) -> None:
+        lines = sglang_env(node, "--cpu", "--instance", name, "--mode", mode)
+        script = f'eval "$1"; shift; exec "$@" ${FLAGS_VARIABLE}'
+        more = [*_small(lines), "--page-size", str(PAGE), "--model-path", str(node.model), *flags]
+        command = ["bash", "-euc", script, "bash", lines,
+                   str(python_of(VERSION)), "-m", "tests.sglang.tied", "sglang.launch_server",
+                   *more]  # fmt: skip
+        environ = environ_of(VERSION)
+        for variable in CPU_ENVIRONMENT:  # it is printed, too
+            del environ[variable]
+        super().__init__(node, name, command, environ)
 
 
 class Router(Process):
@@ -125,9 +134,10 @@ class Router(Process):
 
     def __init__(self, node: Node, servers: tuple[Server, Server]) -> None:
         urls = [f"http://127.0.0.1:{server.port}" for server in servers]
-        command = ["sglang_router.launch_router", "--worker-urls", *urls, "--host", "127.0.0.1",
+        command = [str(python_of(VERSION)), "-m", "tests.sglang.tied",
+                   "sglang_router.launch_router", "--worker-urls", *urls, "--host", "127.0.0.1",
                    "--policy", "round_robin", "--prometheus-port", str(_free_port())]  # fmt: skip
-        super().__init__(node, "router", command, {})
+        super().__init__(node, "router", command, environ_of(VERSION))
 
     def __enter__(self) -> Self:
         self.wait_up()
@@ -137,13 +147,26 @@ class Router(Process):
         self.close()
 
 
-def _flags() -> list[str]:
-    """`ARGUMENTS` as flags."""
+def sglang_env(node: Node, *options: str) -> str:
+    """What the command prints for a node's daemon, with deadlines for a busy machine."""
+    patient = [f"--set={name.removeprefix(PREFIX)}={value}" for name, value in PATIENT.items()]
+    runtime_dir = ["--runtime-dir", str(node.daemon.runtime_dir)]
+    done = subprocess.run(
+        [sys.executable, "-m", "directory.cli.main", "sglang-env", *runtime_dir, *patient,
+         *options],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def _small(lines: str) -> list[str]:
+    """Those of `ARGUMENTS` as flags that the lines do not have."""
+    printed = " ".join(shlex.split(lines, comments=True)).replace("=", " ").split()
     flags = []
     for name, value in ARGUMENTS.items():
-        flags.append("--" + name.replace("_", "-"))
-        if value is not True:
-            flags.append(str(value))
+        flag = "--" + name.replace("_", "-")
+        if flag not in printed:
+            flags += [flag] if value is True else [flag, str(value)]
     return flags
 
 
@@ -176,7 +199,7 @@ def node(
 @pytest.fixture(scope="module")
 def servers(node: Node) -> Iterator[tuple[Server, Server]]:
     """Two that serve."""
-    pair = Server(node, "one", "--enable-metrics"), Server(node, "two")
+    pair = Server(node, "one", "mirrored", "--enable-metrics"), Server(node, "two", "thin")
     try:
         for server in pair:
             server.wait_up()

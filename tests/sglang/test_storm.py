@@ -15,22 +15,30 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 REQUESTS = 300
 
-IN_CI = {("0.5.23", "mirrored", 16)}
+IN_CI = {("0.5.23", "mirrored", 16, "plain")}
 
 
 def storms() -> list[object]:
     """Every storm; those that are not for CI are for `make engines`."""
+    storms = [
+        *product(VERSIONS, ("mirrored", "thin"), (1, 16), ("plain",)),
+        ("0.5.16", "thin", 16, "overlap"),
+        ("0.5.23", "mirrored", 1, "overlap"),
+    ]
     return [
         pytest.param(*storm, marks=() if storm in IN_CI else pytest.mark.every_cell)
-        for storm in product(VERSIONS, ("mirrored", "thin"), (1, 16))
+        for storm in storms
     ]
 
 
-@pytest.mark.parametrize(("version", "mode", "page_size"), storms())
+@pytest.mark.parametrize(("version", "mode", "page_size", "schedule"), storms())
 def test_three_hundred_requests_leave_no_trace(
-    version: str, mode: str, page_size: int, node: Node, oracle: Oracle
+    version: str, mode: str, page_size: int, schedule: str, node: Node, oracle: Oracle
 ) -> None:
-    engines = two_engines(node, version, cast(Mode, mode), page_size)
+    plain = schedule == "plain"
+    engines = two_engines(
+        node, version, cast(Mode, mode), page_size, disable_overlap_schedule=plain
+    )
     questions = workload(oracle, version, REQUESTS, seed=page_size)
     tally = Storm(engines, questions, seed=page_size).run()
 

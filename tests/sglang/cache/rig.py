@@ -72,6 +72,8 @@ class Req:
         self.extra_key = (extra_key or "") + lora_id if lora_id is not None else extra_key
         self.lora_id = lora_id
         self.cache_salt = cache_salt or None
+        self.multimodal_inputs: Any = None
+        self.skip_radix_cache_insert = False
         self.session = None
         self.session_id = None
         self.priority = 0

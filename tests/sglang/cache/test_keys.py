@@ -204,6 +204,54 @@ def test_vectors_in_the_place_of_tokens_are_never_looked_up_nor_stored(name: str
     assert made.of_prefix(req, req.full_untruncated_fill_ids, 4).tokens == b""
 
 
+def shown(tokens: list[int], *hashes: int, wide: bool = False) -> Req:
+    """A request with an item for each hash; its id says 30 bits of it, or (`wide`) all."""
+    items = [
+        SimpleNamespace(
+            hash=one,
+            pad_value=1_000_000 + one % (1 << 30),
+            pad_values=(1_000_000 + one,) if wide else None,
+        )
+        for one in hashes
+    ]
+    req = fresh(Req("a", tokens))
+    req.multimodal_inputs = SimpleNamespace(mm_items=items)
+    return req
+
+
+def test_pictures_of_which_sglang_knows_too_little_are_told_apart_by_all_that_is_known() -> None:
+    short, one, two = 1_000_000 + 77, 77 + (5 << 30), 77 + (6 << 30)
+    tokens = [1, 2, short, short, 3]
+    paths = [maker(1).of_request(shown(tokens, whole)) for whole in (one, two, one)]
+    assert paths[0].tokens == paths[2].tokens != paths[1].tokens
+    assert paths[0].tokens[:16] == paths[1].tokens[:16], "what is said before it is the same"
+    text = maker(1).of_request(fresh(Req("t", tokens)))
+    assert text.key != paths[0].key, "an id that somebody sends as text is no picture"
+
+
+def test_a_prompt_with_pictures_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, req = maker(1), shown([1_000_077, 1, 2, 1_000_077], 77)
+    path = made.of_request(req)
+    monkeypatch.setattr(keys, "pack", lambda *_, **__: pytest.fail("packed again"))
+    assert made.of_prefix(req, req.full_untruncated_fill_ids, 4) == path
+    assert made.of_prefix(req, req.full_untruncated_fill_ids, 3).tokens == path.tokens[:24]
+
+
+def test_a_prompt_is_not_stored_where_two_pictures_have_one_id_or_one_has_no_hash() -> None:
+    req = shown([1, 1_000_077], 77, 77 + (5 << 30))
+    assert maker(1).of_request(req).tokens == b""
+    req = shown([1, 1_000_077], 77)
+    req.multimodal_inputs.mm_items[0].hash = None
+    assert maker(1).of_request(req).tokens == b""
+
+
+def test_ids_that_say_all_of_a_picture_are_left_alone() -> None:
+    whole = 77 + (5 << 30)
+    tokens = [1, 1_000_000 + whole]
+    req = shown(tokens, whole, wide=True)
+    assert maker(1).of_request(req).tokens == pack_tokens(tokens, wide=True)
+
+
 def test_a_key_that_cannot_travel_serves_without_the_cache() -> None:
     req = fresh(Req("a", list(range(4)), extra_key="k" * (KEY_PART_CHARS_MAX + 1)))
     assert maker(1).of_request(req).tokens == b""

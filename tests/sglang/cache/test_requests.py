@@ -11,7 +11,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from tests.sglang.cache.rig import SALTED, Engine, Pools, Req, our_cache
+from tests.sglang.cache.rig import NEW, SALTED, Engine, Pools, Req, our_cache
 
 pytestmark = pytest.mark.sglang
 
@@ -204,6 +204,38 @@ def test_what_was_computed_under_other_weights_is_never_stored(engine: Engine) -
     engine.end(req)
     assert engine.accounts() == (engine.pools.size - 3 * engine.page, 3 * engine.page, 0)
     assert serve(engine, Req("b", prompt(engine, 6, tail=1))) == 0
+
+
+def test_a_prompt_of_which_nothing_may_match_belongs_to_the_weights_it_began_under_f7(
+    engine: Engine,
+) -> None:
+    """One token, or all of whose log-probabilities are wanted: SGLang looks up an empty key."""
+    req = Req("a", prompt(engine, 0, tail=1))
+    assert engine.match(req) == 0
+    assert engine.admit(req)
+    req.prefix_len = req.extend_end  # computed, and nothing of it stored yet
+    engine.cache.shim.change_weights(7)
+    assert engine.decode(req, list(range(2 * engine.page)))
+    engine.end(req)
+    assert engine.accounts() == (engine.pools.size, 0, 0)
+
+
+@pytest.mark.skipif(not NEW, reason="this SGLang keeps no request out of the tree by name")
+def test_the_row_of_a_request_that_is_kept_out_of_the_tree_stays_as_it_is(engine: Engine) -> None:
+    """What was loaded for it belongs to it alone: other rows may share its pages (beams do)."""
+    req, other = (Req(rid, prompt(engine, 4, tail=1)) for rid in "ab")
+    for one in (req, other):
+        engine.match(one)
+        assert engine.admit(one)
+    req.skip_radix_cache_insert = True
+    engine.checkpoint(other)
+    before = engine.row(req)[: req.extend_end].tolist()
+    engine.cache.publish_loaded(req, 4)
+    assert engine.row(req)[: req.extend_end].tolist() == before
+    assert req.holder.cache_protected_len == 0
+    for one in (req, other):
+        engine.end(one, insert=False)
+    assert engine.accounts()[2] == 0
 
 
 def test_the_same_tokens_under_other_keys_never_meet_f1() -> None:

@@ -1,9 +1,11 @@
 """Storms over two engines that load layer by layer: no wrong token, no leak, nothing left."""
 
+from itertools import product
 from typing import cast
 
 import pytest
 
+from tests.sglang.environments import VERSIONS
 from tests.sglang.layerwise.test_engines import LAYERWISE, stats_of
 from tests.sglang.node import Mode, Node
 from tests.sglang.oracle import Oracle
@@ -15,13 +17,20 @@ pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(4
 REQUESTS = 200
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("mode", ["mirrored", "thin"])
-@pytest.mark.parametrize("version", ["0.5.16", "0.5.23"])
+STORMS = [
+    *product(VERSIONS, ("mirrored", "thin"), (1, 16), ("plain",)),
+    ("0.5.16", "mirrored", 16, "overlap"),
+    ("0.5.23", "thin", 16, "overlap"),
+]
+
+
+@pytest.mark.parametrize(("version", "mode", "page_size", "schedule"), STORMS)
 def test_two_hundred_requests_leave_no_trace(
-    version: str, mode: str, page_size: int, node: Node, oracle: Oracle
+    version: str, mode: str, page_size: int, schedule: str, node: Node, oracle: Oracle
 ) -> None:
-    engines = two_engines(node, version, cast(Mode, mode), page_size, environ=LAYERWISE)
+    plain = schedule == "plain"
+    given = {"environ": LAYERWISE, "disable_overlap_schedule": plain}
+    engines = two_engines(node, version, cast(Mode, mode), page_size, **given)
     tally = Storm(engines, workload(oracle, version, REQUESTS, seed=page_size), seed=7).run()
     assert tally.wrong == []
     assert tally.answered > REQUESTS * 0.7

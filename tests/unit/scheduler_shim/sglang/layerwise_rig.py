@@ -164,7 +164,7 @@ class LoadingEngine(MiniEngine):
         new = shim.room.allocate(tree.all_pages - known)
         assert new is not None, "what was promised is there"
         rest.row = new
-        request.restored = shim.restored_tokens(rid)
+        request.restored = shim.restored_tokens(rid)[0]
         request.loaded_pages = shim.loads.launch(request) // PAGE_SIZE
         shim.gone(rid)
         self.queue.remove(request)

@@ -184,7 +184,7 @@ class MiniEngine:
             return False
         row.row.extend(new)
         compute = self._compute(key)
-        request.hit_pages, request.restored = row.hit_pages, shim.restored_tokens(request.rid)
+        request.hit_pages, request.restored = row.hit_pages, shim.restored_tokens(request.rid)[0]
         shim.gone(request.rid)
         self.queue.remove(request)
         assert compute.check(row) == 0, f"{request}: a page of its prefix is wrong"

@@ -1,0 +1,161 @@
+"""The lane link: the frames of the numbered stream by the fast lane, by ZeroMQ when that is over.
+
+Owns the lane's own end and the token arena. Waking a sleeping process is most of a round trip, so
+whoever has just sent something looks for the answer for a moment before it sleeps. It must never
+look for longer than `SPIN_US`, and not at all where one core has to serve both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from directory.core.errors import TransferError, TreecoredError
+from directory.protocol.codec import encode
+from directory.protocol.messages import OpenLane
+from scheduler_shim.arena import TokenArena
+from scheduler_shim.link import ZmqLink
+from transfer.ipc.channel import FdChannel
+from transfer.ipc.lane import FrameLane, LaneOver
+
+SPIN_US: Final = 150
+"""An answer is there sooner, unless the daemon is busy; then sleeping costs little beside it."""
+
+
+class LaneLink(ZmqLink):
+    """A link with a lane of its own."""
+
+    def __init__(self, session: FdChannel, endpoint: str, arena: TokenArena) -> None:
+        """Take over the session and open the lane; without one it goes on by ZeroMQ alone."""
+        super().__init__(session, endpoint)
+        self._arena = arena
+        self._lane: FrameLane | None = None
+        self._spin_ns = SPIN_US * 1_000 if len(os.sched_getaffinity(0)) > 1 else 0
+        self._looks = False
+        self._arrived: list[bytes] = []
+        self._poll = select.poll()
+        self._polled: dict[int, int] = {}
+        self._open()
+
+    @property
+    def arena(self) -> TokenArena:
+        """Where long tokens and page lists go."""
+        return self._arena
+
+    def send(self, frame: bytes) -> bool:
+        """Send a frame if the lane, or the pipe, takes it."""
+        if self._lane is None:
+            return super().send(frame)
+        self._looks = True
+        return self._lane.send(frame)
+
+    def hold(self, frame: bytes) -> bool:
+        """Send a frame together with what comes next, at the latest when answers are looked for."""
+        if self._lane is None:
+            return super().send(frame)
+        return self._lane.hold(frame)
+
+    def receive(self) -> list[bytes]:
+        """Read what is there, up to a limit; more is there at the next call."""
+        frames, self._arrived = self._arrived, []
+        if self._lane is None:
+            return frames + super().receive() if frames else super().receive()
+        return frames or self._read()
+
+    def wait(self, timeout_us: int | None, fds: Sequence[int] = ()) -> None:
+        """Look for an answer for a moment, then block in one poll on everything."""
+        lane = self._lane
+        if lane is None:
+            super().wait(timeout_us, fds)
+            return
+        lane.send_held()
+        if self._looks and not self._arrived:
+            self._looks = False
+            self._look(timeout_us)
+        if self._arrived:
+            return
+        wanted = {
+            lane.fileno(): select.POLLIN | (select.POLLOUT if lane.want_write else 0),
+            self._session_fd: select.POLLIN,
+            **dict.fromkeys(fds, select.POLLIN),
+        }
+        if wanted != self._polled:
+            self._watch(wanted)
+        timeout_ms = None if timeout_us is None else -(-timeout_us // 1_000)
+        for fd, _ in self._poll.poll(timeout_ms):
+            if fd == self._session_fd:
+                self._read_session()
+            elif fd == lane.fileno():
+                lane.flush()
+
+    def close(self) -> None:
+        """Close everything."""
+        super().close()
+        self._end_lane()
+        self._arena.close()
+
+    # Private.
+
+    def _open(self) -> None:
+        lane, other = FrameLane.pair()
+        try:
+            message = encode(OpenLane(self._arena.nbytes))
+            self._session.send(message, (other.fileno(), self._arena.fd))
+            self._lane = lane
+        except (TreecoredError, OSError):
+            lane.close()  # the session is over, as the first call will notice
+        finally:
+            other.close()
+
+    def _look(self, timeout_us: int | None) -> None:
+        spin = self._spin_ns if timeout_us is None else min(self._spin_ns, timeout_us * 1_000)
+        until = time.monotonic_ns() + spin
+        while not self._arrived and self._lane is not None:
+            self._arrived = self._read()
+            if time.monotonic_ns() >= until:
+                return
+
+    def _read(self) -> list[bytes]:
+        lane = self._lane
+        if lane is None:
+            return []
+        lane.send_held()
+        if lane.want_write:
+            lane.flush()
+        try:
+            frames = lane.receive()
+            self._looks |= bool(frames)  # more may follow at once
+            return frames
+        except LaneOver:
+            self._end_lane()
+            return []
+
+    def _end_lane(self) -> None:
+        """Go on by ZeroMQ: what was on its way is sent again there."""
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+
+    def _watch(self, wanted: dict[int, int]) -> None:
+        for fd in self._polled.keys() - wanted.keys():
+            with suppress(KeyError):
+                self._poll.unregister(fd)
+        for fd, events in wanted.items():
+            self._poll.register(fd, events)
+        self._polled = wanted
+
+    def __repr__(self) -> str:
+        how = "by its lane" if self._lane is not None else "by ZeroMQ"
+        return f"<LaneLink {'alive' if self._alive else 'lost'}, {how}>"
+
+
+def make_link(session: FdChannel, endpoint: str, *, lane: bool) -> ZmqLink:
+    """The link of a session, with a lane and an arena where the daemon takes them."""
+    if lane:
+        with suppress(TransferError):  # no memory for it: everything travels in its message
+            return LaneLink(session, endpoint, TokenArena())
+    return ZmqLink(session, endpoint)
