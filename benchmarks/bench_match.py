@@ -1,0 +1,115 @@
+"""How long does a match take: across a process, in a mirror, in the core, in SGLang's own trees?
+
+    python -m benchmarks.bench_match --json FILE
+
+One path of so many tokens, fully cached, published in eight steps. `thin`: match and lease over the
+wire, the daemon in another process, everything included but packing the tokens (SGLang's key is
+built outside of its figure, too). `mirror`: match and lock in a scheduler's own tree. `core`:
+`Directory.handle` of a match with a lease. Every figure comes as a ratio to the trees of the newest
+SGLang: to a bare `match_prefix`, and (`same`) to what brings the same: match, slots and lock.
+Without SGLang's environments (`make sglang-envs`) there are no ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contestants import STOCK, stock, stock_versions
+from benchmarks.node import Daemon, ThinScheduler
+from benchmarks.report import Measure, Summary, heading, interleaved, ratio, table, write_json
+from benchmarks.trees import CoreTree, MirrorTree
+
+PAGE = 16
+TOKENS = (8_192, 131_072)
+OURS = {"thin": "thin match", "mirror": "mirror match", "core": "core match"}
+NEWEST = "0.5.23"
+
+
+def cases(stack: ExitStack, tokens: int, versions: list[str]) -> dict[str, Measure]:
+    """Everything that is measured with paths of so many tokens."""
+    found: dict[str, Measure] = {}
+    daemon = stack.enter_context(Daemon())
+    for name, lane in (("thin", True), ("thin by ZeroMQ", False)):
+        scheduler = ThinScheduler(daemon, PAGE, tokens, instance=name, lane=lane)
+        stack.callback(scheduler.close)
+        found[f"{name} match"] = scheduler.match
+        found[f"{name} empty"] = scheduler.empty
+        if lane:
+            found[f"{name} match, new request"] = scheduler.match_new
+    mirror, core = MirrorTree(PAGE, tokens), CoreTree(PAGE, tokens)
+    for case in ("match", "look", "reinsert", "leaf", "evict_leaf"):
+        found[f"mirror {case}"] = partial(mirror.run, case)
+        found[f"core {case}"] = partial(core.run, case)
+    for version in versions:
+        for tree in STOCK[version]:
+            contestant = stack.enter_context(stock(version))
+            contestant.tell("build", tree, PAGE, tokens)
+            for case in ("match", "acquire", "reinsert", "leaf", "evict_leaf"):
+                found[f"{version} {tree} {case}"] = partial(contestant.tell, "run", case)
+    return found
+
+
+def daemon_cpu(tokens: int, times: int) -> float:
+    """Microseconds of processor time of the daemon for a match and its release."""
+    with Daemon() as daemon:
+        scheduler = ThinScheduler(daemon, PAGE, tokens)
+        try:
+            scheduler.match(times // 4)
+            begin = daemon.cpu_us()
+            scheduler.match(times)
+            scheduler.empty(1)  # the last release is carried out
+            return (daemon.cpu_us() - begin) / times
+        finally:
+            scheduler.close()
+
+
+def ratios(found: dict[str, Summary]) -> dict[str, dict[str, float]]:
+    """Of thin, mirror and core to each of the newest SGLang's trees."""
+    compared: dict[str, dict[str, float]] = {}
+    for name, own in OURS.items():
+        compared[name] = {}
+        for tree in STOCK[NEWEST]:
+            if f"{NEWEST} {tree} match" in found:
+                compared[name][tree] = ratio(found[own], found[f"{NEWEST} {tree} match"])
+                same = ratio(found[own], found[f"{NEWEST} {tree} acquire"])
+                compared[name][f"{tree}_same"] = same
+    return compared
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_match")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--times", type=int, default=20, help="repetitions a round")
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--without-sglang", action="store_true")
+    options = parser.parse_args()
+    versions = [] if options.without_sglang else stock_versions()
+    document: dict[str, Any] = heading("python -m benchmarks.bench_match")
+    document |= {"page": PAGE, "unit": "us", "figures": {}, **{name: {} for name in OURS}}
+    document["daemon_cpu_us"] = {}
+    for tokens in options.tokens:
+        with ExitStack() as stack:
+            measured = cases(stack, tokens, versions)
+            found = interleaved(measured, rounds=options.rounds, times=options.times)
+        size = str(tokens)
+        document["figures"][size] = {name: figure.as_json() for name, figure in found.items()}
+        for name, compared in ratios(found).items():
+            document[name][size] = compared
+        document["daemon_cpu_us"][size] = round(daemon_cpu(tokens, 1_000), 1)
+        rows = [[name, figure.median, figure.low, figure.high] for name, figure in found.items()]
+        print(f"\n{tokens} tokens, page {PAGE}\n")
+        print(table(["case", "median us", "lowest", "highest"], rows))
+        print(f"\ndaemon: {document['daemon_cpu_us'][size]} us of processor time a match + release")
+        for name in OURS:
+            print(f"{name}: {document[name][size]}")
+    write_json(options.json, document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Contestants in processes of their own, told over a pipe what to measure.
+
+Owns the processes it starts; each ends with its pipe. It never decides what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENTS = ROOT / ".sglang"
+STOCK = {
+    "0.5.16": ("radix",),
+    "0.5.23": ("python", "rust"),
+}
+"""SGLang's versions and their trees; the names are those of `--radix-cache-backend`'s cores."""
+
+
+class Contestant:
+    """A program that answers each JSON line with one."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+        )
+
+    def tell(self, *words: object) -> list[float]:
+        """Say a line and wait for the answer; raises `RuntimeError` where none comes."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a contestant ended over {words!r}")
+        answer: list[float] | None = json.loads(line)
+        return answer or []
+
+    def close(self) -> None:
+        """End the pipe and wait for the process. Repeatable."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def stock_versions() -> list[str]:
+    """The versions of SGLang whose environments are built here (`make sglang-envs`)."""
+    return [version for version in STOCK if (ENVIRONMENTS / version / "stamp.json").exists()]
+
+
+def stock(version: str) -> Contestant:
+    """SGLang's trees of a version."""
+    return Contestant(
+        [str(ENVIRONMENTS / version / "bin" / "python"), "-m", "benchmarks.stock"],
+        {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "sglang" / "stubs"), str(ROOT)])},
+    )

@@ -1,0 +1,192 @@
+"""What bench_recovery measures with: a scheduler of this process, and schedulers to be killed.
+
+Owns how a scheduler is driven (one tick after the other, each timed) and the nursery that victims
+are forked from. It measures; what a figure means is bench_recovery's.
+
+`python -m benchmarks.recovery_node RUNTIME_DIR` is the nursery: for each line `NAME` it forks a
+scheduler that publishes pages, takes leases and has a restore under way, then says `PID`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from directory.core.actions import Counters, Matched
+from directory.core.events import Match, Restore, Stats
+from directory.core.namespace import NamespaceKey
+from directory.core.tokens import pack_pages
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
+from scheduler_shim.dial import DaemonDial
+from scheduler_shim.pools import SharedPool
+from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.worker_messages import Finished
+
+PAGE_SIZE: Final = 16
+IDLE_US: Final = 1_000
+"""Between two ticks that changed nothing."""
+GIVE_UP_S: Final = 120.0
+VICTIM_PAGES: Final = 256
+VICTIM_BYTES_PER_TOKEN: Final = 256
+VICTIM_LEASES: Final = 8
+
+
+def tokens(seed: int, pages: int, page_size: int = PAGE_SIZE) -> bytes:
+    """Packed tokens of a prompt; another seed has no page in common with it."""
+    return random.Random(seed).randbytes(4 * pages * page_size)
+
+
+class Node:
+    """One mirrored scheduler with its pool, driven from here."""
+
+    def __init__(
+        self,
+        runtime_dir: Path,
+        instance: str,
+        *,
+        page_count: int,
+        bytes_per_token: int,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self.pool = SharedPool(
+            page_size=PAGE_SIZE, page_count=page_count, bytes_per_token=bytes_per_token
+        )
+        client = DaemonClient.connect(
+            runtime_dir, self.pool, instance=instance, mode="mirrored", deadlines=deadlines
+        )
+        self.scheduler = ReferenceScheduler(
+            self.pool,
+            client,
+            instance=instance,
+            concurrency=4,
+            dial=DaemonDial(runtime_dir, self.pool, instance=instance, deadlines=deadlines),
+        )
+        self.ticks_us: list[float] = []
+        """How long each tick took, microseconds."""
+        self._number = 0
+        self._finished: list[Finished] = []
+
+    def tick(self) -> None:
+        """One tick, timed; then wait a little if it changed nothing."""
+        scheduler = self.scheduler
+        began = time.perf_counter_ns()
+        self._finished += scheduler.tick()
+        self.ticks_us.append((time.perf_counter_ns() - began) / 1_000)
+        if not scheduler.moved:
+            client = scheduler.client
+            if client is not None and not client.lost:
+                client.wait(IDLE_US)
+            else:
+                time.sleep(IDLE_US / 1e6)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Tick until it is so."""
+        give_up = time.monotonic() + GIVE_UP_S
+        while not done():
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"it did not come to pass: {self.scheduler!r}")
+            self.tick()
+
+    def serve(self, *prompts: bytes) -> list[Finished]:
+        """Have requests served, several at a time; returns their records."""
+        for prompt in prompts:
+            self._number += 1
+            self.scheduler.submit(self._number, prompt)
+        self.until(lambda: len(self._finished) == len(prompts))
+        records, self._finished = self._finished, []
+        if any(record.error or record.wrong for record in records):
+            raise AssertionError(f"a request failed or held wrong pages: {records}")
+        return records
+
+    def stats(self) -> dict[str, int]:
+        """The daemon's counters."""
+        client = self.scheduler.client
+        assert client is not None
+        reply = client.call(Stats(False), 20_000)
+        assert isinstance(reply, Counters), reply
+        return reply.counters
+
+    @property
+    def at_home(self) -> bool:
+        """Whether there is a daemon that was told all that the pool holds."""
+        return self.scheduler.mode == "mirrored"
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the daemon has not acknowledged."""
+        return 0 if self.scheduler.client is None else self.scheduler.client.open_count
+
+    def close(self) -> None:
+        """End the session and give the pool back."""
+        self.scheduler.close()
+        self.pool.close()
+
+
+class Nursery:
+    """A process that schedulers are forked from, so that each costs no start of Python."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.recovery_node", str(runtime_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def victim(self, name: str) -> int:
+        """A scheduler that has published pages, holds leases and restores; its process id."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{name}\n".encode())
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the nursery; its victims are dead already."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _victim(runtime_dir: Path, name: str) -> None:
+    """Publish, lease, restore, say so, and wait to be killed."""
+    pool = SharedPool(
+        page_size=PAGE_SIZE, page_count=VICTIM_PAGES, bytes_per_token=VICTIM_BYTES_PER_TOKEN
+    )
+    client = DaemonClient.connect(runtime_dir, pool, instance=name, mode="mirrored")
+    scheduler = ReferenceScheduler(pool, client, instance=name)
+    scheduler.submit(1, tokens(os.getpid(), VICTIM_PAGES // 2))
+    while not scheduler.tick():
+        client.wait(IDLE_US)
+    key, shared = NamespaceKey(), tokens(1, VICTIM_PAGES // 4)
+    receipt = 0
+    for number in range(VICTIM_LEASES):
+        found = client.call(Match(f"{name}-lease-{number}", 0, key, shared))
+        assert isinstance(found, Matched), found
+        receipt = found.receipt
+    targets = scheduler.room.allocate(VICTIM_PAGES // 4)
+    assert targets is not None
+    client.ask(Restore(f"{name}-lease", 0, receipt, 0, pack_pages(targets), pool.now()))
+    os.write(sys.stdout.fileno(), f"{os.getpid()}\n".encode())
+    while True:
+        signal.pause()
+
+
+def main() -> None:
+    """The nursery's loop."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are nobody's to wait for
+    runtime_dir = Path(sys.argv[1])
+    for line in iter(sys.stdin.readline, ""):
+        if os.fork() == 0:
+            _victim(runtime_dir, line.strip())
+
+
+if __name__ == "__main__":
+    main()

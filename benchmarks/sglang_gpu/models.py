@@ -1,0 +1,102 @@
+"""Llama models of three sizes with random weights, from a seed: written where they are run.
+
+Owns the shapes. `tiny` is the tests' model for dry runs; `small` and `wide` are bf16 with weights
+wide enough that every token counts, so a wrong page changes what follows; `large` has the shape of
+an 8B model and SGLang's dummy weights, for what takes how long. With torch, in SGLang's own
+environment: `python -m benchmarks.sglang_gpu.models NAME FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from tests.sglang import model as tests_model
+
+VOCABULARY: Final = 1024
+SEED: Final = 11
+
+SHAPES: Final[dict[str, dict[str, int]]] = {
+    "small": {"layers": 4, "hidden": 512, "inner": 1024, "heads": 8, "kv_heads": 2, "dim": 64},
+    "wide": {"layers": 8, "hidden": 1024, "inner": 2048, "heads": 8, "kv_heads": 8, "dim": 128},
+    "large": {"layers": 32, "hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8, "dim": 128},
+}
+
+
+def make(name: str, folder: Path, python: Path | str = sys.executable) -> Path:
+    """Write a model into a new folder, in a process of its own, because that imports torch."""
+    if not (folder / "config.json").exists():
+        if name == "tiny":
+            return tests_model.llama(folder)
+        command = [str(python), "-m", "benchmarks.sglang_gpu.models", name, str(folder)]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """What transformers calls its config."""
+    shape = SHAPES[name]
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+        "hidden_size": shape["hidden"], "intermediate_size": shape["inner"],
+        "num_hidden_layers": shape["layers"], "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["kv_heads"], "head_dim": shape["dim"],
+        "vocab_size": VOCABULARY, "max_position_embeddings": 65536, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False,
+        "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+
+
+def kv_bytes(name: str) -> int:
+    """Bytes of one token's KV; 0 for the tests' model, which nobody asks for."""
+    shape = SHAPES.get(name, {})
+    return 2 * 2 * shape.get("layers", 0) * shape.get("kv_heads", 0) * shape.get("dim", 0)
+
+
+def write(name: str, folder: Path) -> None:
+    """Write config and weights; `large` has none, SGLang fills it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if name != "large":
+        _write_weights(name, folder)
+    (folder / "config.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
+
+
+def _write_weights(name: str, folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file  # type: ignore[import-not-found, unused-ignore]
+
+    draw = torch.Generator().manual_seed(SEED)
+    shape = SHAPES[name]
+
+    def matrix(rows: int, columns: int) -> Any:
+        # Unit variance in, unit variance out, and attention that looks at few tokens.
+        values = torch.randn((rows, columns), generator=draw) * 1.5 / columns**0.5
+        return values.to(torch.bfloat16)
+
+    hidden, inner, dim = shape["hidden"], shape["inner"], shape["dim"]
+    wide, narrow = shape["heads"] * dim, shape["kv_heads"] * dim
+    ones = torch.ones(hidden, dtype=torch.bfloat16)
+    tensors = {"model.norm.weight": ones.clone(), "lm_head.weight": matrix(VOCABULARY, hidden)}
+    embedding = torch.randn((VOCABULARY, hidden), generator=draw)
+    tensors["model.embed_tokens.weight"] = embedding.to(torch.bfloat16)
+    for layer in range(shape["layers"]):
+        here = f"model.layers.{layer}"
+        tensors |= {
+            f"{here}.input_layernorm.weight": ones.clone(),
+            f"{here}.post_attention_layernorm.weight": ones.clone(),
+            f"{here}.self_attn.q_proj.weight": matrix(wide, hidden),
+            f"{here}.self_attn.k_proj.weight": matrix(narrow, hidden),
+            f"{here}.self_attn.v_proj.weight": matrix(narrow, hidden),
+            f"{here}.self_attn.o_proj.weight": matrix(hidden, wide),
+            f"{here}.mlp.gate_proj.weight": matrix(inner, hidden),
+            f"{here}.mlp.up_proj.weight": matrix(inner, hidden),
+            f"{here}.mlp.down_proj.weight": matrix(hidden, inner),
+        }
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]))

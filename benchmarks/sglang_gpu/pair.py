@@ -1,0 +1,126 @@
+"""One daemon and a pair of engines that share its tree, for the length of a group of rows.
+
+Owns the processes and their folder; what is asked of the engines is the groups' business. Closing
+it ends everything it started.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from benchmarks.sglang_gpu.places import Place
+from directory.cli.check import ask
+from directory.protocol.admin import AdminReport
+from tests.integration.daemon.support import DaemonProcess
+from tests.sglang.engines import Engine
+
+REST_S: Final = 60.0
+UNDER_WAY: Final = ("copies_in_flight", "leases", "backups_waiting", "host_pages_leased")
+PATIENT: Final[Mapping[str, str]] = {
+    "TREECORED_MATCH_MS": "1000",
+    "TREECORED_HOLD_MS_MAX": "8000",
+    "TREECORED_LAYER_MS": "5000",
+}
+"""Deadlines under which a machine with more to do than cores still restores."""
+
+
+class Pair:
+    """The daemon runs as soon as this exists; engines are started with `start`."""
+
+    def __init__(
+        self,
+        place: Place,
+        model: Path,
+        host_tier: str,
+        given: Mapping[str, Any],
+        environ: Mapping[str, str] | None = None,
+        program: Sequence[str] = (),
+        *,
+        checked: bool = True,
+    ) -> None:
+        """`given`: SGLang's arguments; `environ`: treecored's settings; `program`: the daemon's;
+        `checked`: engines record digests."""
+        self.place = place
+        self.model = model
+        self.given = given
+        self.environ = {**PATIENT, **(environ or {})}
+        self.digests = place.folder / "digests"
+        self.digests.mkdir(exist_ok=True)
+        if checked:
+            self.environ["TREECORED_CHECK_DIGESTS"] = str(self.digests)
+        self.engines: list[Engine] = []
+        self._program = program
+        self._host_tier = host_tier
+        self.daemon = self._daemon()
+
+    def start(
+        self, name: str, gpu: int = 0, settings: Mapping[str, str] | None = None, **more: Any
+    ) -> Engine:
+        """Start an engine; `wait_up` it. `settings`: treecored's, of this one alone."""
+        environ = {
+            "TREECORED_RUNTIME_DIR": str(self.daemon.runtime_dir),
+            "TREECORED_INSTANCE": name,
+            "TREECORED_STATS_FILE": str(self.place.folder / f"{name}.stats"),
+            **self.environ,
+            **(settings or {}),
+        }
+        given = {"model_path": str(self.model), "radix_cache_backend": "treecored"}
+        engine = self.place.engine(name, environ, {**given, **self.given, **more}, gpu)
+        self.engines.append(engine)
+        return engine
+
+    def report(self) -> AdminReport:
+        """The daemon's account of itself, with all invariants checked."""
+        return ask(self.daemon.runtime_dir, 20.0)
+
+    def at_rest(self) -> AdminReport:
+        """The same once nothing is under way, or after a minute."""
+        give_up = time.monotonic() + REST_S
+        while True:
+            report = self.report()
+            busy = any(report.counters[name] for name in UNDER_WAY)
+            if not busy or time.monotonic() > give_up:
+                return report
+            time.sleep(0.05)
+
+    def restart_daemon(self) -> None:
+        """A new daemon in the place of one that was killed."""
+        self.daemon = self._daemon()
+
+    def settle_digests(self) -> None:
+        """What engines have digested is in their files: after two requests more, one by one."""
+        for engine in self.engines:
+            if engine.alive:
+                for _ in range(2):
+                    engine.generate([5, 6, 7], 2)
+
+    def complaints(self) -> list[str]:
+        """What engines logged that they should not have."""
+        found = []
+        for engine in self.engines:
+            try:
+                engine.check_log()
+            except AssertionError as error:
+                found.append(str(error)[:2000])
+        return found
+
+    def _daemon(self) -> DaemonProcess:
+        program = (sys.executable, *self._program) if self._program else ()
+        flags = ["--host-tier", self._host_tier, "--segment", "64MiB", *self.place.daemon_flags]
+        return DaemonProcess(self.place.folder / "rt", *flags, program=program)
+
+    def close(self) -> None:
+        """End everything, the engines first."""
+        for engine in self.engines:
+            engine.kill()
+        self.daemon.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,110 @@
+"""The results of all groups as tables, one kind of group each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import table
+
+
+def show(folder: Path) -> str:
+    """Tables of every result in a folder, and what went wrong."""
+    results: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and "ok" in found:
+            results[path.stem] = found
+    parts = [
+        _exact({n: r for n, r in results.items() if "digests" in r and "daemon" in r}),
+        _ids({n: r for n, r in results.items() if "stock_differs_from_itself" in r}),
+        _kills({n: r for n, r in results.items() if "engine_memory" in r}),
+        *(_ttft(n, r) for n, r in results.items() if "lengths" in r),
+        *(
+            f"{n}: {r['error']}\n{r.get('traceback', '')}"
+            for n, r in results.items()
+            if "error" in r
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _ok(result: dict[str, Any]) -> str:
+    return "ok" if result["ok"] else "NOT OK"
+
+
+def _exact(results: dict[str, dict[str, Any]]) -> str:
+    if not results:
+        return ""
+    rows = []
+    for name, result in results.items():
+        digests = result["digests"]
+        by = "; ".join(f"{count:,} {way}" for way, count in sorted(digests["by"].items()))
+        rows.append(
+            [
+                name, _ok(result), f"{result['requests']:,} / {result['failed_count']}",
+                f"{digests['compared']:,}", digests["wrong"], digests["unknown"], by,
+                f"{result['cached_tokens']:,} of {result['prompt_tokens']:,}",
+                f"{result['daemon'].get('pool_pages_evicted', 0):,}", result["seconds"],
+            ]
+        )  # fmt: skip
+    columns = ["group", "", "requests / failed", "pages compared", "differ", "unknown",
+               "of them", "cached tokens", "pages evicted", "s"]  # fmt: skip
+    return table(columns, rows)
+
+
+def _ids(results: dict[str, dict[str, Any]]) -> str:
+    if not results:
+        return ""
+    rows = [
+        [
+            name, _ok(result), result["prompts"], result["stock_differs_from_itself"],
+            str(result["visits"]), str(result["differing"]),
+            str(result["stock_radix"]["differing"]), f"{result['differing_share']:.3f}",
+            f"{result['stock_radix']['differing_share']:.3f}",
+            result["digests"]["ambiguous"], f"{result['digests']['compared']:,}",
+            result["digests"]["wrong"],
+        ]
+        for name, result in results.items()
+    ]  # fmt: skip
+    columns = ["group", "", "prompts", "stock differs", "visits (stock agrees)", "differ",
+               "differ, stock's own cache", "share that differs, all",
+               "stock's own cache", "keys with several digests", "pages compared",
+               "differ"]  # fmt: skip
+    return table(columns, rows)
+
+
+def _kills(results: dict[str, dict[str, Any]]) -> str:
+    if not results:
+        return ""
+    rows = [
+        [
+            name, _ok(result), result["requests"], result["failed_count"],
+            result["failed_with_503"], result["loads_lost_in_flight"],
+            result["shares_again_after_s"], result["engine_memory"]["back_s"],
+            f"{result['engine_memory']['bytes']:,}", f"{result['digests']['compared']:,}",
+            result["digests"]["wrong"],
+        ]
+        for name, result in results.items()
+    ]  # fmt: skip
+    columns = ["group", "", "requests", "failed", "with 503", "loads lost in flight",
+               "shares again, s", "memory back, s", "bytes", "pages compared",
+               "differ"]  # fmt: skip
+    return table(columns, rows)
+
+
+def _ttft(name: str, result: dict[str, Any]) -> str:
+    rows: list[list[object]] = []
+    columns: list[str] = []
+    for length, row in result["lengths"].items():
+        figures = {k: v for k, v in row.items() if isinstance(v, dict) and "cached" not in k}
+        columns = list(figures)
+        cells = [
+            f"{v['median_ms']} ({row[f'{k}, cached tokens']['median_ms']:.0f})"
+            for k, v in figures.items()
+        ]
+        rows.append([length, *cells])
+        rows.extend([f"miss: {miss}", *([""] * len(cells))] for miss in row["misses"])
+    heading = f"{name} ({_ok(result)}): ms (cached tokens), medians"
+    return f"{heading}\n{table(['tokens', *columns], rows)}"
