@@ -13,7 +13,7 @@ JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check sglang-envs sglang engines sim storm bench gpu docs clean
+.PHONY: help venv demo test check sglang-envs sglang engines consumers sim storm bench gpu docs clean
 
 help:
 	@echo "make venv   everything for development in $(VENV)"
@@ -23,12 +23,13 @@ help:
 	@echo "make sglang-envs  real SGLang for machines without a GPU, in .sglang (1.4 GB)"
 	@echo "make sglang  tests with real SGLang: in its environments, and with engines"
 	@echo "make engines  all of them: every cell of version, page size, mode; 10,000 operations"
+	@echo "make consumers  KV events read by a router's indexer and a viewer, in .consumers (280 MB)"
 	@echo "make sim    deterministic simulation (SEEDS=200 JOBS=2; ARGS=... is handed on)"
 	@echo "make storm  a million random operations of eight schedulers (ARGS=... is handed on)"
 	@echo "make bench  benchmarks"
 	@echo "make gpu    tests that need a CUDA device"
 	@echo "make docs   remake the generated parts of docs/"
-	@echo "make clean  remove $(VENV), .sglang and caches"
+	@echo "make clean  remove $(VENV), .sglang, .consumers and caches"
 
 # ---------------------------------------------------------------------------------- environment
 
@@ -76,7 +77,7 @@ demo: $(VENV)/.stamp-run
 # make them several times slower.
 test: $(VENV)/.stamp-test
 	@rm -f .coverage
-	@$(BIN)/python -m pytest -q -m "not gpu and not sglang and not engines" -n $(JOBS) --dist worksteal \
+	@$(BIN)/python -m pytest -q -m "not gpu and not sglang and not engines and not consumers" -n $(JOBS) --dist worksteal \
 		--cov --cov-report= $(ARGS)
 	@$(BIN)/python -m coverage report --include='directory/core/*' \
 		--fail-under=$(CORE_COVERAGE_MIN)
@@ -103,6 +104,9 @@ sglang engines: $(VENV)/.stamp-test sglang-envs
 			exit 1; \
 	done
 	@$(BIN)/python -m pytest -v -m "$(OUTSIDE)" tests/sglang $(ARGS)
+
+consumers: $(VENV)/.stamp-test
+	@$(BIN)/python -m pytest -v -m consumers tests/consumers $(ARGS)
 
 # A target whose subject does not exist yet says so and fails: it must not look like a success.
 sim: $(VENV)/.stamp-test

@@ -78,6 +78,12 @@ RULES = (
         allowed=("directory.core", "directory.protocol"),
     ),
     Rule(
+        "directory.kvevents is pure and knows directory.core only",
+        applies=_below("directory.kvevents"),
+        forbidden=(*IMPURE, "directory", "transfer", "scheduler_shim"),
+        allowed=("directory.core", "directory.kvevents"),
+    ),
+    Rule(
         "transfer knows ids, actions, events, errors and limits of directory.core only",
         applies=_below("transfer"),
         forbidden=("directory", "scheduler_shim"),

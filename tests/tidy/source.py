@@ -21,6 +21,7 @@ _SKIPPED = {
     ".mypy_cache",
     ".pytest_cache",
     ".ruff_cache",
+    ".consumers",
     ".sglang",
     ".venv",
     "__pycache__",
