@@ -132,5 +132,5 @@ docs: $(VENV)/.stamp-test
 	@$(BIN)/python -m docs $(ARGS)
 
 clean:
-	@rm -rf $(VENV) .sglang .coverage .hypothesis
+	@rm -rf $(VENV) .sglang .consumers .consumers.lock .coverage .hypothesis
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -34,7 +34,7 @@ def cases(stack: ExitStack, tokens: int, versions: list[str]) -> dict[str, Measu
     found: dict[str, Measure] = {}
     daemon = stack.enter_context(Daemon())
     for name, lane in (("thin", True), ("thin by ZeroMQ", False)):
-        scheduler = ThinScheduler(daemon, PAGE, tokens, instance=name, lane=lane)
+        scheduler = ThinScheduler(daemon.runtime_dir, PAGE, tokens, instance=name, lane=lane)
         stack.callback(scheduler.close)
         found[f"{name} match"] = scheduler.match
         found[f"{name} empty"] = scheduler.empty
@@ -56,7 +56,7 @@ def cases(stack: ExitStack, tokens: int, versions: list[str]) -> dict[str, Measu
 def daemon_cpu(tokens: int, times: int) -> float:
     """Microseconds of processor time of the daemon for a match and its release."""
     with Daemon() as daemon:
-        scheduler = ThinScheduler(daemon, PAGE, tokens)
+        scheduler = ThinScheduler(daemon.runtime_dir, PAGE, tokens)
         try:
             scheduler.match(times // 4)
             begin = daemon.cpu_us()

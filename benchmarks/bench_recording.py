@@ -53,12 +53,12 @@ class Case:
     def match(self, times: int) -> list[float]:
         """Microseconds of each of so many matches."""
         taken: list[float] = []
-        for number in range(times):
+        for _ in range(times):
             if self.told:
                 self._tell()
             else:
                 self.client.call(self.question)  # what comes before is as near as in the others
-            if self.scrape and number % SCRAPE_EVERY == 0:
+            if self.scrape and self.requests % SCRAPE_EVERY == 0:
                 with urllib.request.urlopen(self.scrape, timeout=DEADLINE_S) as answer:
                     answer.read()
             began = time.perf_counter_ns()
@@ -91,8 +91,8 @@ class Case:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and fail where the target is missed."""
     parser = argparse.ArgumentParser(prog="bench_recording")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--times", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     with ExitStack() as stack:

@@ -245,6 +245,7 @@ def republication(folder: Path, pool_pages: int, control_s: float) -> Republicat
                 node.serve(whole[: 4 * PAGE_SIZE * TURN_PAGES * (turn + 1)])
         node.until(lambda: not node.stats()["backups_waiting"])
         node.until(lambda: not node.stats()["copies_in_flight"])
+        node.settle_memory()
         daemon.kill()
         node.until(lambda: node.scheduler.client is None)
         daemon.begin()

@@ -39,12 +39,20 @@ class Contestant:
 
     def tell(self, *words: object) -> list[float]:
         """Say a line and wait for the answer; raises `RuntimeError` where none comes."""
+        self.say(*words)
+        return self.hear()
+
+    def say(self, *words: object) -> None:
+        """Say a line."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(words) + "\n")
+
+    def hear(self) -> list[float]:
+        """Wait for an answer; raises `RuntimeError` where none comes."""
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a contestant ended over {words!r}")
+            raise RuntimeError("a contestant has ended")
         answer: list[float] | None = json.loads(line)
         return answer or []
 

@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
         """32 layers of an 8B model, 4 GiB a pool; a restore of 8 k tokens is 1 GiB."""
         mib = 1 << 20
         return cls(
-            64, 64 * mib, 4096 * mib, 1024 * mib, 1024 * mib, 512 * mib, 128, 512 * mib,
+            64, 64 * mib, 4096 * mib, 64 * mib, 1024 * mib, 512 * mib, 128, 512 * mib,
             64 * mib, 0.9,
         )  # fmt: skip
 

@@ -100,14 +100,24 @@ class ThinScheduler:
     """A thin scheduler with one cached path of `tokens` tokens, published in eight steps."""
 
     def __init__(
-        self, daemon: Daemon, page: int, tokens: int, *, instance: str = "bench", lane: bool = True
+        self,
+        daemon: Daemon | Path,
+        page: int,
+        tokens: int,
+        *,
+        instance: str = "bench",
+        lane: bool = True,
     ) -> None:
         pages = tokens // page
         self.pool = SharedPool(
             page_size=page, page_count=2 * pages + 64, bytes_per_token=1, layers=1
         )
         self.client = DaemonClient.connect(
-            daemon.runtime_dir, self.pool, instance=instance, mode="thin", lane=lane
+            daemon if isinstance(daemon, Path) else daemon.runtime_dir,
+            self.pool,
+            instance=instance,
+            mode="thin",
+            lane=lane,
         )
         self.tree = ThinTree(SpanTable(self.pool.words, self.pool.page_count), self.client)
         self.page, self.page_count = page, pages

@@ -71,9 +71,9 @@ class Pages:
 class CoreTree:
     """`Directory.handle` with one thin pool. Copies to the host tier are done at once."""
 
-    def __init__(self, page: int, tokens: int, *, host: bool = True) -> None:
+    def __init__(self, page: int, tokens: int, *, host: bool = True, spare_pages: int = 64) -> None:
         pages = tokens // page
-        count = 2 * pages + 64
+        count = 2 * pages + spare_pages
         host_bytes = 4 * count * PAGE_BYTES if host else 0
         self.directory = Directory(host_bytes=host_bytes, segment_bytes=max(host_bytes, 1))
         (registered,) = self.directory.handle(
@@ -85,7 +85,7 @@ class CoreTree:
         self.page, self.page_count = page, pages
         self.tokens = random_tokens(tokens, 0)
         self.row = b""
-        self._seq = self._span = 0
+        self._seq = self.span = 0
         for part in range(1, CHAIN + 1):
             end = pages * part // CHAIN
             self.row += self.pages.take(end - len(self.row) // 4)
@@ -119,8 +119,8 @@ class CoreTree:
     def insert(self, tokens: bytes, row: bytes) -> float:
         """Publish a row."""
         live = self.directory.pools[self.pool].spans
-        self._span = next(at for at in range(1, len(live) + 2) if at not in live)
-        body = Insert("r", 1, KEY, tokens, row, self._span, 0, (1, 1))
+        self.span = next(at for at in range(1, len(live) + 2) if at not in live)
+        body = Insert("r", 1, KEY, tokens, row, self.span, 0, (1, 1))
         answer, taken = self.ask(body)
         assert isinstance(answer, Inserted), answer
         assert not answer.duplicates

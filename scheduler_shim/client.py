@@ -62,7 +62,6 @@ class DaemonClient(Speaker):
         self._world_size = world_size
         self._silence = Silence()
         self._last_seq = 0
-        self._resend_check_us = 0
         self._live_us = link.now_us() + LIVE_EVERY_US
         self._leases = LeasesOut()
         self._questions: dict[int, Question] = {}
@@ -290,6 +289,7 @@ class DaemonClient(Speaker):
         if not self._link.alive:
             self.lose("the daemon closed the session")
             return
+        self._leave_lane()
         now = self._link.now_us()
         if self._stream.open_count and now >= self._resend_check_us:
             self._resend_check_us = now + RESEND_CHECK_US

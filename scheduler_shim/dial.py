@@ -20,6 +20,7 @@ from directory.protocol.messages import (
     SessionReply,
     Welcome,
 )
+from directory.protocol.runtime_dir import deserted
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.lane_link import make_link
@@ -60,6 +61,10 @@ class Dial(Protocol):
 
     def begin(self, mode: Mode) -> Attempt:
         """Begin a try. Raises a typed error when it fails at once."""
+        ...
+
+    def deserted(self) -> bool:
+        """Whether it is known that neither the daemon nor any mover of it lives."""
         ...
 
     def now_us(self) -> int:
@@ -105,6 +110,10 @@ class DaemonDial:
             self._deadlines,
             self._software,
         )
+
+    def deserted(self) -> bool:
+        """Whether nobody holds the lock of the runtime folder."""
+        return deserted(self._runtime_dir)
 
     def now_us(self) -> int:
         """The monotonic clock."""

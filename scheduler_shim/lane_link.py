@@ -42,9 +42,9 @@ class LaneLink(ZmqLink):
         self._open()
 
     @property
-    def arena(self) -> TokenArena:
-        """Where long tokens and page lists go."""
-        return self._arena
+    def arena(self) -> TokenArena | None:
+        """Where long tokens and page lists go; the daemon looks there while there is a lane."""
+        return self._arena if self._lane is not None else None
 
     def send(self, frame: bytes) -> bool:
         """Send a frame if the lane, or the pipe, takes it."""
@@ -68,15 +68,16 @@ class LaneLink(ZmqLink):
 
     def wait(self, timeout_us: int | None, fds: Sequence[int] = ()) -> None:
         """Look for an answer for a moment, then block in one poll on everything."""
-        lane = self._lane
-        if lane is None:
-            super().wait(timeout_us, fds)
-            return
-        lane.send_held()
-        if self._looks and not self._arrived:
-            self._looks = False
-            self._look(timeout_us)
+        if self._lane is not None:
+            self._lane.send_held()
+            if self._looks and not self._arrived:
+                self._looks = False
+                self._look(timeout_us)
         if self._arrived:
+            return
+        lane = self._lane
+        if lane is None:  # it may have ended just now
+            super().wait(timeout_us, fds)
             return
         wanted = {
             lane.fileno(): select.POLLIN | (select.POLLOUT if lane.want_write else 0),

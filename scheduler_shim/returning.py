@@ -5,9 +5,10 @@ are jittered, so that the schedulers of a node do not all come at once. A thin s
 again once the daemon knows what its mirror holds; an eviction before that has the rest said at
 once, because a thin registration cannot be told what a mirror gives up.
 
-Quarantined pages are let go when a registration has been answered, and never before: a daemon
-answers only after its mover has let go of every earlier pool of the instance, and it does not
-serve a new epoch before the movers of earlier ones are dead.
+Quarantined pages are let go when a registration has been answered: a daemon answers only after its
+mover has let go of every earlier pool of the instance, and it does not serve a new epoch before the
+movers of earlier ones are dead. Where no daemon comes, they are let go once nobody has held the
+lock of its folder for a while, which every mover does as long as it lives.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ WAIT_MS_MAX: Final = 5_000
 WAIT_ABSENT_MS_MAX: Final = 500
 """The cap while nobody listens at all: such a try costs a system call and disturbs nobody, and the
 sooner a daemon that was started again is found, the fewer pages are computed twice."""
+DESERTED_US: Final = 1_000_000
+"""So long must a folder have been deserted: the lock of a process that dies is free before its
+device has stopped writing (80 ms on a GPU)."""
 STEP_US: Final = 1_000
 """While a try or a republication is under way, this is how soon to look again. Not at once: whoever
 sleeps between its steps is not made to wait by the daemon that takes them in."""
@@ -63,6 +67,8 @@ class Returning:
         self._tries = 0
         self._due_us = 0
         self._attempt: Attempt | None = None
+        self._deserted_us = 0
+        """Since when it is known that no mover lives; 0: it is not."""
         self._republisher: Republisher | None = None
         self.why = ""
         """What ended the last try."""
@@ -113,6 +119,7 @@ class Returning:
                 try:
                     self._attempt = self._dial.begin(self._mode)
                 except DaemonAbsent as error:
+                    self._look_for_movers()
                     self._fail(str(error), WAIT_ABSENT_MS_MAX)
                     return
             client = self._attempt.step()
@@ -126,6 +133,16 @@ class Returning:
         thin = self._mode == "thin"
         self._republisher = Republisher(self._tree.mirror, client, thin=thin)
         self._tree.returning = self._republisher
+
+    def _look_for_movers(self) -> None:
+        """Let the quarantine go if nobody is left who could write into it."""
+        if not len(self._room.quarantined) or not self._dial.deserted():
+            self._deserted_us = 0
+            return
+        now = self._dial.now_us()
+        self._deserted_us = self._deserted_us or now
+        if now - self._deserted_us >= DESERTED_US:
+            self._count("quarantine_released", self._room.release_quarantine())
 
     def _come_home(self, at: Republisher) -> DaemonClient | None:
         client, thin = at.client, self._mode == "thin"

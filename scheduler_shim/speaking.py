@@ -46,6 +46,7 @@ class Speaker(ABC):
         # by the connection instead, and Attach is said then.
         self._attached = self._lane is not None
         self._attach_us = 0
+        self._resend_check_us = 0
         self._reattaches = 0
 
     def attach(self) -> None:
@@ -95,6 +96,15 @@ class Speaker(ABC):
         self._say_attach()
         return True
 
+    def _leave_lane(self) -> None:
+        """Where the lane has ended: attach the connection, and say there what is open."""
+        if self._lane is not None and self._lane.arena is None:
+            self._lane = None
+            self._count("lanes_ended")
+            self._say_attach()
+            self._stream.hurry(self._link.now_us())
+            self._resend_check_us = 0
+
     def _say_attach(self) -> None:
         self._send(0, Attach(self.registration.pool, self.registration.secret))
 
@@ -102,8 +112,9 @@ class Speaker(ABC):
         """Send a message; with `hold` it may wait for the next one, which is then sent with it."""
         tokens = pages = NOWHERE
         lane = self._lane
-        if lane is not None and isinstance(body, Match | Insert):
-            arena, acked = lane.arena, self._stream.acked
+        arena = lane.arena if lane is not None else None
+        if arena is not None and isinstance(body, Match | Insert):
+            acked = self._stream.acked
             tokens = arena.place(body.tokens, seq, acked)
             if isinstance(body, Insert):
                 pages = arena.place(body.pages, seq, acked)

@@ -262,11 +262,11 @@ class Engine:
             tier = self._tier.shape if self._tier is not None else None
             # Only now do names stand for pages: the fences have passed, the words hold.
             parts = [translated(part, self._pools) for part in copy.request.parts]
-            if self._sums is not None:
-                copy.check = self._sums.begin(copy.request, self._layouts)
             copy.slices, copy.progress = self._slicer.slices(
                 copy.request, parts, self._layouts, tier, near=copy.near
             )
+            if self._sums is not None:
+                copy.check = self._sums.begin(copy.request, self._layouts)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False

@@ -18,7 +18,7 @@ from directory.core.ids import HOST, LANDINGS, Place, PoolId
 from transfer.device.protocol import Ticket
 from transfer.host_tier import TierShape
 from transfer.layout import PoolLayout
-from transfer.pages import PageBatch, Pattern, page_batches, page_slices
+from transfer.pages import PageBatch, Pattern, page_batch, page_slices
 from transfer.plan import (
     WHOLE,
     Chunk,
@@ -159,7 +159,7 @@ def _page_batches(
     checked: Sequence[tuple[CopyPart, Segments]], pattern: Pattern
 ) -> Iterator[PageBatch]:
     """The same pattern of all parts' pages."""
-    return chain.from_iterable(page_batches(part, segments, pattern) for part, segments in checked)
+    return iter([page_batch(part, found, pattern) for part, found in checked if found])
 
 
 def _groups(

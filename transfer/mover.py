@@ -323,12 +323,16 @@ def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
     from transfer.device.cuda_calibrate import calibrate
     from transfer.ipc.cuda_events import EventReader
     from transfer.ipc.cuda_memory import CudaMemoryIPC
+    from transfer.topology import Topology
 
     computing = Computing(uuid, now_us)
     device, driver = open_device(uuid, pinned=pinned, computing=computing)
     if pinned:
         log.info("calibrated: %s", calibrate(device, driver).as_rows())
-    memory = CudaMemoryIPC(driver)
+    topology = Topology.probe(driver, driver.devices())
+    for text in topology.describe():
+        log.info("links of %s", text)
+    memory = CudaMemoryIPC(driver, topology)
     return Backend(
         device,
         {CUDA_IPC: memory, CUDA_VMM: memory},

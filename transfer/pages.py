@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from directory.core.actions import CopyPart
 from directory.core.ids import HOST, Place
-from transfer.plan import Chunk, MemoryKey, RangeBatch, Segments, part_batches
+from transfer.host_tier import INDEX_MASK, SEGMENT_SHIFT
+from transfer.plan import Chunk, MemoryKey, RangeBatch, Segments, part_batches, unpack
 
 
 class Pattern:
@@ -49,11 +50,12 @@ class Pattern:
 
 class PageBatch(NamedTuple):
     """The chunks of a pattern, of each of these pages. `segment`: of the host tier, if one side is
-    it; page numbers of that side are slots of the segment. Target pages are all different."""
+    it; page numbers of that side are indices in the segment. None: they are whole slot numbers,
+    of any segments. Target pages are all different."""
 
     source: Place
     target: Place
-    segment: int
+    segment: int | None
     pattern: Pattern
     source_pages: Sequence[int]
     target_pages: Sequence[int]
@@ -65,33 +67,64 @@ class PageBatch(NamedTuple):
 
     def keys(self) -> set[MemoryKey]:
         """The memories that are touched."""
-        found: set[MemoryKey] = set()
-        for chunk in self.pattern.chunks:
-            found.add(self.source_key(chunk))
-            found.add(self.target_key(chunk))
-        return found
+        return {
+            key
+            for batch in self.by_segment()
+            for chunk in self.pattern.chunks
+            for key in (batch.source_key(chunk), batch.target_key(chunk))
+        }
 
     def source_key(self, chunk: Chunk) -> MemoryKey:
-        """Where a chunk is read."""
-        host = self.source == HOST
-        return (self.source, self.segment if host else chunk.source_allocation)
+        """Where a chunk is read; of a batch of one segment."""
+        return (self.source, self._number(self.source, chunk.source_allocation))
 
     def target_key(self, chunk: Chunk) -> MemoryKey:
-        """Where a chunk is written."""
-        host = self.target == HOST
-        return (self.target, self.segment if host else chunk.target_allocation)
+        """Where a chunk is written; of a batch of one segment."""
+        return (self.target, self._number(self.target, chunk.target_allocation))
+
+    def _number(self, place: Place, allocation: int) -> int:
+        return allocation if place != HOST or self.segment is None else self.segment
+
+    def by_segment(self) -> "list[PageBatch]":
+        """The same pages, each batch of one segment."""
+        if self.segment is not None:
+            return [self]
+        if HOST not in (self.source, self.target):
+            return [self._replace(segment=0)]
+        out = self.source == HOST
+        slots, others = self.source_pages, self.target_pages
+        if not out:
+            slots, others = others, slots
+        groups: dict[int, tuple[list[int], list[int]]] = {}
+        for slot, page in zip(slots, others, strict=True):
+            group = groups.setdefault(slot >> SEGMENT_SHIFT, ([], []))
+            group[0].append(slot & INDEX_MASK)
+            group[1].append(page)
+        return [
+            self._replace(
+                segment=segment,
+                source_pages=indices if out else pages,
+                target_pages=pages if out else indices,
+            )
+            for segment, (indices, pages) in groups.items()
+        ]
 
     def ranges(self) -> Iterator[RangeBatch]:
         """The same copy range by range."""
         part = CopyPart(self.source, b"", self.target, b"")
-        segments: Segments = [(self.segment, self.source_pages, self.target_pages)]
-        return part_batches(part, segments, self.pattern.chunks)
+        for batch in self.by_segment():
+            assert batch.segment is not None
+            segments: Segments = [(batch.segment, batch.source_pages, batch.target_pages)]
+            yield from part_batches(part, segments, self.pattern.chunks)
 
 
-def page_batches(part: CopyPart, segments: Segments, pattern: Pattern) -> Iterator[PageBatch]:
-    """The pages of a part that was checked, one batch a segment."""
-    for segment, starts, stops in segments:
-        yield PageBatch(part.source, part.target, segment, pattern, starts, stops)
+def page_batch(part: CopyPart, segments: Segments, pattern: Pattern) -> PageBatch:
+    """The pages of a part that was checked; there is at least one."""
+    if len(segments) == 1:
+        segment, starts, stops = segments[0]
+        return PageBatch(part.source, part.target, segment, pattern, starts, stops)
+    starts, stops = unpack(part.source_pages), unpack(part.target_pages)
+    return PageBatch(part.source, part.target, None, pattern, starts, stops)
 
 
 def page_slices(batches: Iterable[PageBatch], slice_bytes: int) -> Iterator[list[PageBatch]]:

@@ -332,7 +332,9 @@ def _check_side(
         return
     if tier is None:
         raise LayoutError("there is no host tier here")
-    tier.locate(segment << SEGMENT_SHIFT | highest, slot_bytes)
+    # A tier may have many segments, and all but the last are alike: most need no more than this.
+    if segment >= tier.segment_count - 1 or highest >= tier.segment_bytes // slot_bytes:
+        tier.locate(segment << SEGMENT_SHIFT | highest, slot_bytes)
 
 
 def runs_of(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ from transfer.copies import Slice
 from transfer.host_tier import TierShape
 from transfer.landing import PatternCache, Progress, layered, layered_pages
 from transfer.layout import PoolLayout
-from transfer.pages import PageBatch, Pattern, page_batches, page_slices
+from transfer.pages import PageBatch, Pattern, page_batch, page_slices
 from transfer.plan import (
     ChunkCache,
     Shard,
@@ -98,4 +98,4 @@ class Slicer:
         if known is None:
             chunks = fused_chunks(layouts.get(part.source), layouts.get(part.target), shard)
             known = self._patterns[key] = [(0, Pattern(chunks))]
-        return page_batches(part, segments, known[0][1])
+        return iter([page_batch(part, segments, known[0][1])])

@@ -223,15 +223,6 @@ class Fleet:
             self._signals.restore()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process still runs (one that is dead and not reaped does not)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return state.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
 def await_end(pid: int, deadline_s: float) -> bool:
     """Wait for a process that is no child of ours to end; False when it does not."""
     try:

@@ -56,6 +56,11 @@ EXIT_USAGE = 2
     "memory. [pinned]",
 )
 @click.option(
+    "--copy-rate",
+    help='Restores, backups and copies between pools take at most so much a second, each: "20GiB". '
+    "[no limit]",
+)
+@click.option(
     "--access-log",
     metavar="off|on|DIR",
     help="Write a record of every request, without its tokens, in the runtime folder or DIR. [off]",

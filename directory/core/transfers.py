@@ -199,7 +199,9 @@ class Transfers:
             if node.resident(HOST) is not None and first < stop:
                 claim = node
             if first < last:
-                source = self._source(node, not_pool=pool.place, peers=peers)
+                source = self._source(
+                    node, not_pool=pool.place, peers=peers, host_first=bool(body.landing[0])
+                )
                 if source is None:
                     return self._lost(pool.place, seq, "a page is restorable from nowhere now")
                 residency = node.places[source]
@@ -348,9 +350,21 @@ class Transfers:
     # Private.
 
     def _source(
-        self, node: Node, *, not_pool: PoolId = 0, peers: bool = True, hosts: bool = True
+        self,
+        node: Node,
+        *,
+        not_pool: PoolId = 0,
+        peers: bool = True,
+        hosts: bool = True,
+        host_first: bool = False,
     ) -> Place | None:
-        """Return where to read a node from: a live pool first, then the host, else None."""
+        """Return where to read a node from: a live pool first, then the host, else None.
+
+        `host_first`: the other way round. A scheduler's stream that waits for layers must not wait
+        for another pool's stream: that one can be waiting for layers out of this pool.
+        """
+        if host_first and node.resident(HOST) is not None:
+            return HOST
         if peers:
             for place in node.places:
                 pool = self._pools.get(place)

@@ -31,7 +31,7 @@ from directory.protocol.admin import (
 
 LINE_CHARS_MAX: Final = 1_000
 HOTTEST_MAX: Final = 100
-OWN_GAUGES: Final = {"daemon_sessions", "daemon_mover_pid"}
+OWN_GAUGES: Final = {"daemon_sessions", "daemon_mover_pid", "daemon_breakers_open"}
 
 log = structlog.get_logger("daemon")
 

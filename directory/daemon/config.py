@@ -74,6 +74,9 @@ class Settings(BaseSettings):
     Never an ordinal, which means something only under one process's CUDA_VISIBLE_DEVICES."""
     host_unpinned: bool = False
     """Leave host memory unregistered with the GPU's driver: slower copies, no locked memory."""
+    copy_rate: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """Bytes a second that restores, backups and copies between pools take at most, each of the
+    three by itself; 0: whatever the bus does."""
     access_log: Annotated[str, Field(min_length=1)] = "off"
     """"off", "on" (in the runtime folder), or a folder (made with mode 0700) for the access log:
     one record a request, without its tokens."""
@@ -100,6 +103,13 @@ class Settings(BaseSettings):
     """A mover that has copies to do and says nothing for so long is killed and replaced."""
     mover_start_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = MOVER_START_MS_MAX
     """The same for one that starts, or maps or unmaps memory: single steps of that are long."""
+
+    @property
+    def mover_options(self) -> tuple[str, ...]:
+        """Flags of the mover that follow from the settings."""
+        pinning = ("--unpinned",) if self.host_unpinned else ()
+        rate = ("--limit", f"lane_bytes_per_s={int(self.copy_rate)}") if self.copy_rate else ()
+        return (*pinning, *rate)
 
     @model_validator(mode="after")
     def _a_scrubber_has_something_to_compare(self) -> Self:

@@ -97,7 +97,7 @@ class Daemon:
             settings.mover_silence_ms_max,
             self.counters,
             start_ms_max=settings.mover_start_ms_max,
-            options=("--unpinned",) if settings.host_unpinned else (),
+            options=settings.mover_options,
             held_fds=held_fds,
             sums=self._sums,
         )
@@ -251,8 +251,8 @@ class Daemon:
     def _all_counters(self, directorys: dict[str, int]) -> dict[str, int]:
         """The directory's counters and the daemon's own, under names that cannot meet."""
         own = {f"daemon_{name}": value for name, value in sorted(self.counters.items())}
-        own["daemon_sessions"] = len(self.sessions)
-        own["daemon_mover_pid"] = self.movers.pid
+        own.update(daemon_sessions=len(self.sessions), daemon_mover_pid=self.movers.pid)
+        own["daemon_breakers_open"] = self.movers.breakers_open
         return {**directorys, **own}
 
     @property

@@ -75,6 +75,7 @@ class Outlet:
             self.replay.setsockopt(zmq.SNDHWM, 2 * limits.KV_EVENTS_REPLAY_BATCHES_MAX)
             for socket, where in ((self.events, address.events), (self.replay, address.replay)):
                 socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.IPV6, int(address.host.startswith("[")))
                 socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
                 socket.bind(where)
             self.web = web()
@@ -103,9 +104,10 @@ class Outlet:
 
 
 class Publisher:
-    """One publisher. `run` returns when the daemon's feed is at its end (never, in practice)."""
+    """One publisher. `base`: the address of the first scheduler's stream."""
 
     def __init__(self, options: Options) -> None:
+        self.base = options.base
         self._options = options
         self._teller = Teller(union=options.union is not None)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
@@ -122,15 +124,24 @@ class Publisher:
     def run(self) -> None:
         """Publish for ever."""
         while True:
-            ready = dict(self._poller.poll(TICK_MS))
-            if self._feed in ready:
-                self._take()
-            for outlet in list(self._outlets.values()):
-                if outlet.events in ready:
-                    self._hear(outlet)
-                if outlet.replay in ready:
-                    self._replay(outlet)
-                self._on_time(outlet)
+            self.turn(TICK_MS)
+
+    def turn(self, timeout_ms: int) -> None:
+        """Wait for something, at most so long, and serve it."""
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._feed in ready:
+            self._take()
+        for outlet in list(self._outlets.values()):
+            if outlet.events in ready:
+                self._hear(outlet)
+            if outlet.replay in ready:
+                self._replay(outlet)
+            self._on_time(outlet)
+
+    @property
+    def known(self) -> set[str]:
+        """Instances that are remembered."""
+        return set(self._teller.instances)
 
     def close(self) -> None:
         """Close everything."""
@@ -161,15 +172,17 @@ class Publisher:
 
     def _open(self, told: set[str]) -> None:
         """Give everyone who has something to say an address, and note it down."""
-        known = len(self._outlets)
-        for instance in told:
+        known = set(self._outlets)
+        for instance in told - known - {UNION}:
             pool = self._teller.instances.get(instance)
-            if instance and instance not in self._outlets and pool is not None:
+            if pool is not None:
                 self._give_slot(instance, self._teller.ledger.open[pool].page_size)
+            elif instance not in self._slots:
+                self._drop(instance)  # it never had an address, and is gone
         page_size = self._teller.union_page_size
-        if UNION in told and page_size and UNION not in self._outlets and self._options.union:
+        if UNION not in known and page_size and self._options.union:
             self._listen(UNION, self._options.union, page_size)
-        if len(self._outlets) != known:
+        if self._outlets.keys() != known:
             self._write_listing()
 
     def _give_slot(self, instance: str, page_size: int) -> None:
@@ -186,7 +199,7 @@ class Publisher:
             slot = self._slots.index(gone[0])
             self._drop(gone[0])
             self._slots[slot] = instance
-        self._listen(instance, self._options.base.at(slot), page_size)
+        self._listen(instance, self.base.at(slot), page_size)
 
     def _drop(self, instance: str) -> None:
         outlet = self._outlets.pop(instance, None)
@@ -194,6 +207,7 @@ class Publisher:
             self._poller.unregister(outlet.events)
             self._poller.unregister(outlet.replay)
             outlet.close()
+        self._refused.discard(instance)
         self._teller.drop(instance)
 
     def _listen(self, instance: str, address: Address, page_size: int) -> None:

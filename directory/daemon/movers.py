@@ -89,6 +89,11 @@ class Movers:
         """Process id of the mover, 0 while there is none."""
         return self._mover.pid if self._mover is not None else 0
 
+    @property
+    def breakers_open(self) -> int:
+        """Kinds of copies that are not tried now because they kept failing."""
+        return len(self._gate.open_kinds())
+
     # Life.
 
     def start(self) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from directory.daemon.clock import now_us
+from directory.protocol.runtime_dir import LOCK_NAME
 
 ORPHANS_DEADLINE_US: Final = 2_000_000
 """How long a start waits for the movers of a dead daemon: they die with it, within milliseconds."""
-LOCK_NAME: Final = "daemon.lock"
 SESSION_NAME: Final = "session.sock"
 ROUTER_NAME: Final = "router.sock"
 SOCKET_PATH_BYTES_MAX: Final = 107

@@ -106,6 +106,11 @@ class SendStream:
                 break
         return again
 
+    def hurry(self, now_us: int) -> None:
+        """Everything that is open is due now: the way that it went is over."""
+        for sent in self._open.values():
+            sent.due_us = now_us
+
     @property
     def answered(self) -> int:
         """Every answer up to this number has been received or is not wanted.

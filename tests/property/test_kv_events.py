@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from directory.core.events import Mode
 from directory.core.ids import HOST
@@ -188,11 +190,8 @@ class Watched:
             assert self.consumers[UNION].viewer == labels
 
 
-def storm(seed: int, form: Form, records_max: int, patience: int) -> Watched:
+def tell_of(pick: Pick, watched: Watched, steps: int, patience: int) -> None:
     """A random history, told while it happens: about once in `patience` steps."""
-    pick = random.Random(seed).randrange
-    modes = [MODES[pick(2)] for _ in range(1 + pick(3))]
-    watched = Watched(1 + pick(4), (0, 6, 20, 400)[seed % 4], modes, form, records_max)
     history = watched.history
     choices: list[Callable[[Pick], None]] = [
         *[history.compute] * 5,
@@ -205,7 +204,7 @@ def storm(seed: int, form: Form, records_max: int, patience: int) -> Watched:
         history.carry_out,
         history.mishap,
     ]
-    for _ in range(300):
+    for _ in range(steps):
         choices[pick(len(choices))](pick)
         history.check()
         if pick(patience) == 0:
@@ -214,7 +213,39 @@ def storm(seed: int, form: Form, records_max: int, patience: int) -> Watched:
             watched.check()
     history.finish_all(lambda _: 0)
     watched.check()
+
+
+def storm(seed: int, form: Form, records_max: int, patience: int) -> Watched:
+    """A long history from a seed."""
+    pick = random.Random(seed).randrange
+    modes = [MODES[pick(2)] for _ in range(1 + pick(3))]
+    watched = Watched(1 + pick(4), (0, 6, 20, 400)[seed % 4], modes, form, records_max)
+    tell_of(pick, watched, 300, patience)
     return watched
+
+
+@settings(max_examples=60)
+@given(
+    data=st.data(),
+    page_size=st.integers(1, 4),
+    host_pages=st.sampled_from([0, 5, 16, 400]),
+    modes=st.lists(st.sampled_from(MODES), min_size=1, max_size=3),
+    form=st.sampled_from(["map", "array"]),
+    records_max=st.sampled_from([12, 10_000]),
+)
+def test_any_history_replayed_is_the_tree(
+    data: st.DataObject,
+    page_size: int,
+    host_pages: int,
+    modes: list[Mode],
+    form: Form,
+    records_max: int,
+) -> None:
+    def pick(n: int) -> int:
+        return data.draw(st.integers(0, n - 1))
+
+    watched = Watched(page_size, host_pages, modes, form, records_max)
+    tell_of(pick, watched, steps=30, patience=4)
 
 
 @pytest.mark.parametrize("seed", range(24))

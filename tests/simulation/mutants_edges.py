@@ -125,8 +125,10 @@ def submit_with_words_of_now(original: Call) -> Call:
 
 @seam(Engine, "_lose")
 def lose_at_once(original: Call) -> Call:
-    def _lose(self: Engine, copy: Copy, outcome: Outcome, detail: str) -> None:
-        original(self, copy, outcome, detail)
+    def _lose(
+        self: Engine, copy: Copy, outcome: Outcome, detail: str, *, broken: bool = False
+    ) -> None:
+        original(self, copy, outcome, detail, broken=broken)
         if copy.state is CopyState.DRAINING:
             self._report(copy)
 

@@ -19,10 +19,12 @@ from transfer.device.work import (
     add_chunks,
     add_merged,
     add_run_rows,
+    add_spread,
     add_tile,
     cut_at,
     split,
 )
+from transfer.host_tier import INDEX_MASK, SEGMENT_SHIFT
 from transfer.pages import PageBatch, Pattern
 from transfer.plan import Chunk, MemoryKey, runs_of
 from transfer.tiles import ROWS_MIN, Direction, Rates, Tile, tiles_of
@@ -82,6 +84,28 @@ class Placed(NamedTuple):
     keys: set[MemoryKey]
 
 
+class Spread:
+    """A pattern between a pool and any segments of the host tier. `first`: placed in one of them,
+    for what is the same in all. `plain`: a list of ranges, and no page crosses a border."""
+
+    def __init__(self, first: Placed) -> None:
+        self.first = first
+        self.plain = not first.tiled
+        self.pool_keys = {key for key in first.keys if key[0] != HOST}
+        self.segments: dict[int, tuple[int, int]] = {}
+
+    def pool_last(self, side: int) -> int:
+        """The highest page of the pool; `side` 1: the host is the target."""
+        return self.first.source_last if side else self.first.target_last
+
+    def add(self, number: int, memory: Attached, span: tuple[int, int, int]) -> None:
+        """Know a segment: its address, and its last slot whose bytes are in it."""
+        stride, _, end = span
+        self.segments[number] = memory.address, (memory.nbytes - 1 - end) // stride
+        if memory.chunk_bytes:
+            self.plain = False
+
+
 class Shapes:
     """Chooses the calls of batches of pages.
 
@@ -104,10 +128,12 @@ class Shapes:
         self._can_tile = can_tile
         self._kernel_moves = kernel_moves
         self._placed: dict[tuple[Pattern, int, int, int], Placed] = {}
+        self._spreads: dict[tuple[Pattern, int, int], Spread] = {}
 
     def forget(self) -> None:
         """Addresses have changed: what was placed is placed anew."""
         self._placed.clear()
+        self._spreads.clear()
 
     def direction(self, source: Attached, target: Attached) -> Direction:
         """Between which kinds of memory a copy goes."""
@@ -117,6 +143,8 @@ class Shapes:
 
     def add(self, batch: PageBatch, work: Work) -> Direction:
         """Add the calls of a batch. Raises `UnknownMemory` before anything is added."""
+        if batch.segment is None:
+            return self._add_spread(batch, work)
         placed = self._place(batch)
         starts, stops = batch.source_pages, batch.target_pages
         _check(batch.source, max(starts), placed.source_last)
@@ -137,6 +165,48 @@ class Shapes:
         elif not placed.runs_tiled or not self._run_rows(batch, placed, starts, stops, work):
             add_chunks(work, placed.columns, starts, stops)
         return placed.direction
+
+    def _add_spread(self, batch: PageBatch, work: Work) -> Direction:
+        """Add pages of several segments of the host tier: at once if they are but a few of each,
+        since a segment at a time would cost more than their bytes."""
+        if HOST not in batch[:2]:
+            return self.add(batch._replace(segment=0), work)
+        side, chunk = _host_side(batch)
+        slots, others = batch.source_pages, batch.target_pages
+        if side:
+            slots, others = others, slots
+        spread = self._spread(batch, slots[0] >> SEGMENT_SHIFT)
+        numbers = {slot >> SEGMENT_SHIFT for slot in slots}
+        for number in numbers.difference(spread.segments):
+            spread.add(number, self._memory((HOST, number)), _host_span(batch))
+        if not spread.plain or len(slots) >= ROWS_MIN * len(numbers):
+            for part in batch.by_segment():
+                self.add(part, work)
+            return spread.first.direction
+        pool = batch.source if side else batch.target
+        _check(pool, max(others), spread.pool_last(side))
+        stride = chunk.target_stride if side else chunk.source_stride
+        starts = []
+        for slot in slots:
+            address, last = spread.segments[slot >> SEGMENT_SHIFT]
+            index = slot & INDEX_MASK
+            if index > last:
+                _check(HOST, slot, last)
+            starts.append(address + index * stride)
+        work.direction = spread.first.direction
+        work.keys |= spread.pool_keys
+        work.keys.update([(HOST, number) for number in numbers])
+        add_spread(work, spread.first.columns, batch, starts, others, side)
+        return spread.first.direction
+
+    def _spread(self, batch: PageBatch, number: int) -> Spread:
+        key = (batch.pattern, batch.source, batch.target)
+        known = self._spreads.get(key)
+        if known is None:
+            if len(self._spreads) >= PLACED_MAX:
+                self._spreads.clear()
+            known = self._spreads[key] = Spread(self._make(batch._replace(segment=number)))
+        return known
 
     def _run_rows(
         self,
@@ -165,7 +235,7 @@ class Shapes:
         return [piece for run in runs for piece in split(run, side, stride, placed.source_border)]
 
     def _place(self, batch: PageBatch) -> Placed:
-        key = (batch.pattern, batch.source, batch.target, batch.segment)
+        key = (batch.pattern, batch.source, batch.target, batch.segment or 0)
         known = self._placed.get(key)
         if known is None:
             if len(self._placed) >= PLACED_MAX:

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from transfer.pages import PageBatch
 from transfer.plan import Chunk, MemoryKey, Range
 from transfer.tiles import Direction, Tile
 
@@ -136,6 +137,37 @@ def add_chunks(work: Work, columns: Columns, starts: Sequence[int], stops: Seque
         work.sources.extend([at + page * stride for page in starts for at, stride in sources])
         work.targets.extend([at + page * stride for page in stops for at, stride in targets])
     work.sizes.extend(columns.sizes * len(starts))
+
+
+def add_spread(
+    work: Work,
+    columns: Columns,
+    batch: PageBatch,
+    starts: Sequence[int],
+    pages: Sequence[int],
+    side: int,
+) -> None:
+    """One range a chunk and page, of slots of any segments.
+
+    `starts`: the slots' addresses; `side`: which one is the host's (1: the target); `pages`: of the
+    other side; `columns`: for that one.
+    """
+    if side:
+        host, pool = work.targets, work.sources
+        offsets = [c.target_offset for c in batch.pattern.chunks]
+        ends, stride = columns.sources, columns.source_stride
+    else:
+        host, pool = work.sources, work.targets
+        offsets = [c.source_offset for c in batch.pattern.chunks]
+        ends, stride = columns.targets, columns.target_stride
+    _extend(host, offsets, 1, starts)
+    if stride:
+        _extend(pool, ends, stride, pages)
+    else:
+        strides = [c.source_stride if side else c.target_stride for c in columns.chunks]
+        pairs = list(zip(ends, strides, strict=True))
+        pool.extend([at + page * each for page in pages for at, each in pairs])
+    work.sizes.extend(columns.sizes * len(pages))
 
 
 def _extend(onto: "array[int]", offsets: Sequence[int], stride: int, pages: Sequence[int]) -> None:

@@ -132,6 +132,10 @@ class Driver:
         base, nbytes = self.call("cuMemGetAddressRange", address)
         return int(base), int(nbytes)
 
+    def devices(self) -> dict[str, Any]:
+        """The driver's device of every GPU that this process sees, by UUID."""
+        return {uuid: self.call("cuDeviceGet", n) for uuid, n in self.visible.items()}
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the GPU, as the driver counts them."""
         free, total = self.call("cuMemGetInfo")

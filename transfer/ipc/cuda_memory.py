@@ -20,6 +20,7 @@ import msgspec
 from directory.core.errors import ImportFailed, TransferError
 from transfer.ipc.cuda_driver import HANDLE_BYTES, CudaError, Driver, fill_struct
 from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, Mapping, MemoryHandle
+from transfer.topology import Link, Topology, unreachable
 
 VMM_GRANULARITY_MIN = 64 * 1024
 LAZY_ENABLE_PEER_ACCESS = 1
@@ -116,8 +117,10 @@ class CudaMapping:
 class CudaMemoryIPC:
     """Imports into one GPU's context, also from GPUs that it reaches as peers."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, topology: Topology | None = None) -> None:
+        """`topology`: memory of a GPU that is no peer is refused before the driver is asked."""
         self._driver = driver
+        self._topology = topology
         self._open: dict[bytes, Physical] = {}
         self._anonymous: set[Physical] = set()
 
@@ -144,6 +147,9 @@ class CudaMemoryIPC:
                 f"{', '.join(self._driver.visible)}; start the daemon with a CUDA_VISIBLE_DEVICES "
                 "that has it, or with none"
             )
+        own, topology = self._driver.uuid, self._topology
+        if topology is not None and topology.link(own, handle.device) is Link.NONE:
+            raise ImportFailed(unreachable(own, handle.device, topology.reachable(own)))
         opaque = read_opaque(handle)
         known = self._open.get(opaque.handle) if opaque.handle else None
         if known is not None:

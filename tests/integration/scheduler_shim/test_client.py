@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from directory.core.actions import Counters, Matched, Restored
+from directory.core.actions import Counters, Inserted, Matched, Restored
 from directory.core.errors import InstanceLive, TreecoredError
 from directory.core.events import Insert, Match, Mode, Restore, Stats
 from directory.core.namespace import NamespaceKey
@@ -18,6 +19,7 @@ from directory.protocol.admin import AdminCheck, AdminReport
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial
+from scheduler_shim.lane_link import LaneLink
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.renamed import RenamedPool
@@ -26,6 +28,7 @@ from scheduler_shim.worker_messages import Finished
 from tests.integration.daemon.support import DaemonProcess, SessionClient
 
 PAGE_SIZE = 16
+KEY = NamespaceKey()
 QUICK = Deadlines(call_ms=200, restore_ms=2_000, connect_ms=20_000, misses_max=2)
 
 
@@ -272,3 +275,63 @@ def test_a_hostile_page_table_changes_nothing_but_its_own_copies(
         assert isinstance(report, AdminReport)
         assert report.counters["daemon_copies_failed"] >= 2, "a backup and a restore of the liar's"
         assert report.counters["daemon_movers_started"] == 1, "its mover goes on"
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_a_lane_that_ends_costs_nothing_but_its_speed(daemon: DaemonProcess, mode: Mode) -> None:
+    node = Node(daemon, "a", mode)
+    node.serve(1, 1, 2, 3)
+    link = node.client._link
+    assert isinstance(link, LaneLink)
+    lane = link._lane
+    assert lane is not None
+    lane._sock.shutdown(socket.SHUT_RDWR)
+    assert node.serve(2, *range(1, 25)).error == "", "long enough for the arena, were there one"
+    node.settle()
+    assert lane.closed
+    assert node.client.lost == ""
+    assert node.serve(3, *range(1, 25), 30).own_pages == 24
+    node.close()
+
+
+def test_a_client_without_a_lane_says_the_same_by_zeromq(daemon: DaemonProcess) -> None:
+    pool = SharedPool(page_size=PAGE_SIZE, page_count=32, bytes_per_token=256)
+    client = DaemonClient.connect(
+        daemon.runtime_dir, pool, instance="z", mode="thin", deadlines=QUICK, lane=False
+    )
+    tokens = pack_tokens(list(range(16 * PAGE_SIZE)))
+    inserted = client.call(Insert("r", 1, KEY, tokens, pack_pages(range(16)), 1, 0, (0, 0)))
+    assert isinstance(inserted, Inserted)
+    found = client.call(Match("r", 1, KEY, tokens))
+    assert isinstance(found, Matched)
+    assert found.own_pages == 16
+    client.close()
+    pool.close()
+
+
+def test_a_call_is_as_long_for_a_long_prompt_as_for_a_short_one(
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = SharedPool(page_size=PAGE_SIZE, page_count=2_048, bytes_per_token=16)
+    client = DaemonClient.connect(
+        daemon.runtime_dir, pool, instance="a", mode="thin", deadlines=QUICK
+    )
+    sizes: list[int] = []
+    real = client._link.send
+
+    def send(frame: bytes) -> bool:
+        sizes.append(len(frame))
+        return real(frame)
+
+    monkeypatch.setattr(client._link, "send", send)
+    for span, pages in enumerate((300, 1_600), 1):
+        tokens = pack_tokens([span] * PAGE_SIZE * pages)
+        rows = pack_pages(range((span - 1) * 300, (span - 1) * 300 + pages))
+        inserted = client.call(Insert("r", 1, KEY, tokens, rows, span, 0, (0, 0)))
+        assert isinstance(inserted, Inserted)
+        found = client.call(Match("r", 1, KEY, tokens))
+        assert isinstance(found, Matched)
+        assert (found.own_pages, found.own) == (pages, rows)
+    assert max(sizes) < 120
+    client.close()
+    pool.close()

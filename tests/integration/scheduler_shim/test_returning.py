@@ -9,13 +9,14 @@ import pytest
 from directory.core.actions import Counters
 from directory.core.events import Mode, Stats
 from directory.core.tokens import pack_tokens
+from directory.protocol.runtime_dir import deserted
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import Finished
-from tests.integration.daemon.support import DaemonProcess
+from tests.integration.daemon.support import DaemonProcess, wait_until
 
 PAGE_SIZE = 16
 QUICK = Deadlines(call_ms=500, restore_ms=2_000, connect_ms=20_000, misses_max=2)
@@ -96,6 +97,19 @@ def test_after_kill_and_restart_pages_travel_again_f67(tmp_path: Path, mode: Mod
         for node in nodes:
             assert node.violations() == []
             node.close()
+
+
+def test_a_folder_is_deserted_once_daemon_and_mover_are_dead(tmp_path: Path) -> None:
+    assert not deserted(tmp_path / "rt"), "there is none: nothing is known"
+    with DaemonProcess(tmp_path / "rt") as daemon:
+        assert not deserted(daemon.runtime_dir)
+        daemon.process.send_signal(signal.SIGSTOP)
+        assert not deserted(daemon.runtime_dir)
+        daemon.process.send_signal(signal.SIGCONT)
+        daemon.kill()
+        wait_until(lambda: deserted(daemon.runtime_dir))
+    with DaemonProcess(tmp_path / "rt") as daemon:  # to have asked does not bar the next one
+        assert not deserted(daemon.runtime_dir)
 
 
 def test_a_daemon_that_stands_still_blocks_no_tick_of_a_scheduler_on_its_way_back(

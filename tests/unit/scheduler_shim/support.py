@@ -53,6 +53,7 @@ class FakeDial:
         self.mode = mode
         self.tries_us: list[int] = []
         self.refusal: TreecoredError | None = None
+        self.movers_gone = False
 
     def begin(self, mode: Mode) -> FakeDial:
         assert mode == self.mode
@@ -76,6 +77,9 @@ class FakeDial:
 
     def close(self) -> None:
         """Nothing stays open here."""
+
+    def deserted(self) -> bool:
+        return self.movers_gone and self._daemon.absent
 
     def now_us(self) -> int:
         return self._daemon.clock_us

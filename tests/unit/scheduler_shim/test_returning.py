@@ -9,7 +9,12 @@ from directory.core.events import Flush, Insert, Mode, PoolClosed
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.republish import BATCH_US_MIN, SPANS_PER_BATCH_MAX, Republisher
 from scheduler_shim.request import Phase
-from scheduler_shim.returning import WAIT_ABSENT_MS_MAX, WAIT_MS_MAX, WAIT_MS_MIN
+from scheduler_shim.returning import (
+    DESERTED_US,
+    WAIT_ABSENT_MS_MAX,
+    WAIT_MS_MAX,
+    WAIT_MS_MIN,
+)
 from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, Node, run_until, tokens
 
 
@@ -234,6 +239,33 @@ def test_an_answered_registration_with_the_same_boot_ends_the_quarantine_too(
     assert node.scheduler.counters["quarantine_released"] == 3
     assert node.scheduler.pages.free + node.scheduler.pages.tree == 16
     assert node.serve(3, tokens(7, 8, 9, 10, 11)).wrong == 0
+
+
+def test_pages_that_a_dead_mover_may_have_written_are_free_again_though_no_daemon_comes(
+    cluster: Cluster, daemon: FakeDaemon, mode: Mode
+) -> None:
+    cluster.add("a", mode).serve(1, tokens(1, 2, 3))
+    node = cluster.add("b", mode)
+    daemon.hold_copies = True
+    node.scheduler.submit(2, tokens(1, 2, 3, 4))
+    run_until(node, 2, Phase.RESTORING)
+    lose(daemon, node)
+
+    def pass_time(seconds: int) -> None:
+        for _ in range(100 * seconds):
+            daemon.clock_us += 10_000
+            node.tick()
+
+    pass_time(10)
+    assert node.scheduler.pages.quarantined == 3, "a mover may live and write"
+    node.dial.movers_gone = True
+    pass_time(1)
+    assert node.scheduler.pages.quarantined == 3, "its device may be writing still"
+    pass_time(DESERTED_US // 1_000_000 + 1)
+    assert node.scheduler.pages.quarantined == 0
+    assert node.scheduler.counters["quarantine_released"] == 3
+    assert node.serve(3, tokens(*range(100, 116))).error == "", "it needs the whole pool"
+    node.check()
 
 
 @pytest.mark.parametrize("refused", [False, True])

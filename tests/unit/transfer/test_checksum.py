@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from directory.core.actions import Landing, SubmitCopy
+from directory.core.actions import CopyKind, Landing, SubmitCopy
 from directory.core.errors import TransferError
 from directory.core.events import CopyDone, PagesDamaged
 from directory.core.ids import LANDINGS
@@ -301,3 +301,28 @@ def test_no_layer_is_told_before_the_whole_load_is_compared(bench: SummedBench) 
         assert outcome(events) == (([slot(5)], ["failed"]) if flipped else ([], ["ok"]))
         assert pool.timelines.read(LANDINGS) == 2, "the two layers of the first load"
     assert (pool.read_page(6), pool.read_page(7)[1:]) == (pages[0], pages[1][1:])
+
+
+def test_each_rank_of_a_group_is_compared_by_itself(bench: SummedBench) -> None:
+    nbytes = bench.layout.page_bytes
+
+    def shard(op: int, kind: CopyKind, rank: int, page: int) -> SubmitCopy:
+        fill = kind == "backup"
+        pages = part(1, [page], HOST, [2]) if fill else part(HOST, [2], 2, [page])
+        return SubmitCopy(op, kind, (pages,), (), (), 2 * nbytes, rank * nbytes)
+
+    for rank in (0, 1):
+        assert outcome(bench.run(shard(rank, "backup", rank, rank + 3))) == ([], ["ok"])
+    bench.flip(5)  # the second half of slot 2, which has two pages of a segment
+    assert outcome(bench.run(shard(2, "load_back", 0, 0))) == ([], ["ok"])
+    assert outcome(bench.run(shard(3, "load_back", 1, 1))) == ([2], ["failed"])
+    assert bench.pools[2].read_page(0) == bench.pools[1].pattern(1, 3)
+
+
+def test_a_copy_of_what_is_not_there_touches_no_checksum(bench: SummedBench) -> None:
+    bench.run(backup(1, [1], [4]))
+    size = os.fstat(bench.file).st_size
+    for op, pages, slots in ((2, [99], [4]), (3, [1], [32]), (4, [1, 2], [4, 4])):
+        assert outcome(bench.run(backup(op, pages, slots))) == ([], ["failed"])
+    assert bench.entry(4) > DAMAGED
+    assert os.fstat(bench.file).st_size == size

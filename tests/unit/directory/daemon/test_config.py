@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from directory.daemon.config import ConfigError, Settings, load_settings
+from transfer.engine_limits import EngineLimits
 from directory.protocol.runtime_dir import default_runtime_dir
 
 GIB = 1024**3
@@ -118,6 +119,27 @@ def test_a_gpu_is_named_by_its_uuid(tmp_path: Path) -> None:
     assert (load_settings().device, load_settings().host_unpinned) == ("cpu", False)
 
 
+def test_a_mover_is_started_with_what_the_settings_say_of_copies(tmp_path: Path) -> None:
+    path = file(tmp_path, 'host_unpinned = true\ncopy_rate = "2KiB"\n')
+    assert load_settings(path).mover_options == (
+        "--unpinned", "--limit", "lane_bytes_per_s=2048",
+    )  # fmt: skip
+    assert load_settings().mover_options == ()
+    limits = EngineLimits().changed(["lane_bytes_per_s=2048"])
+    assert limits.bounds[2].bytes_per_s == 2048, "and the mover understands it"
+
+
 def test_a_mover_that_hangs_is_found_out_within_two_seconds_by_default() -> None:
     settings = load_settings()
     assert settings.mover_silence_ms_max < 2_000 < settings.mover_start_ms_max
+
+
+@pytest.mark.parametrize("name", ["kv_events", "kv_events_union"])
+def test_an_address_of_kv_events_that_is_none_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"setting {name}: '5557' is no address such as"):
+        load_settings(None, {name: "5557"})
+
+
+def test_kv_events_are_off_by_default() -> None:
+    settings = load_settings()
+    assert (settings.kv_events, settings.kv_events_union) == ("", "")

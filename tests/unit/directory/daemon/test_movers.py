@@ -138,6 +138,7 @@ def test_copies_that_the_device_keeps_failing_fail_at_once_until_one_succeeds(ri
         rig.mover.say(CopyDone(op, "failed", "broken", 0, 0, True))
         rig.loop.turn(0)
     told = len(rig.mover.told)
+    assert rig.movers.breakers_open == 1
     rig.movers.submit(copy(50))
     assert rig.movers.due_us() == 0, "not from inside the directory's turn"
     rig.movers.on_time(rig.now)
@@ -154,6 +155,7 @@ def test_copies_that_the_device_keeps_failing_fail_at_once_until_one_succeeds(ri
     rig.movers.submit(copy(53))
     assert rig.mover.told[told:] == [("copy", 51), ("copy", 53)]
     assert rig.counters["breakers_opened"] == 1
+    assert rig.movers.breakers_open == 0
 
 
 def test_movers_that_die_of_their_copies_are_given_none_for_a_while(rig: Rig) -> None:

@@ -130,3 +130,14 @@ def test_names_of_what_is_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     named = [record.node for record in told if isinstance(record, Changed)]
     assert forgotten
     assert set(forgotten) <= set(named)
+
+
+def test_the_ranks_of_a_group_are_one_scheduler() -> None:
+    world, capture = watched()
+    capture.take()
+    for rank in range(2):
+        world.register("g", world_size=2, rank=rank)
+        capture.meet_pools()
+    (opened,) = capture.take()
+    assert isinstance(opened, Opened)
+    assert opened.instance == "g"

@@ -14,7 +14,17 @@ from directory.core.actions import Done, GaveUp, Inserted, Matched, Totals
 from directory.core.errors import BadMessage, TooLarge
 from directory.core.events import Evicted, Flush, Insert, Live, Match, Restore, Stats, Unlock
 from directory.core.namespace import Adapter, NamespaceKey
-from directory.protocol.admin import AdminCheck, AdminReport, PoolReport
+from directory.protocol.admin import (
+    AdminCheck,
+    AdminExplain,
+    AdminReport,
+    AdminStats,
+    AdminTree,
+    ExplainReport,
+    PoolReport,
+    Stretch,
+    TreeReport,
+)
 from directory.protocol.codec import (
     decode_envelope,
     decode_reply,
@@ -22,6 +32,7 @@ from directory.protocol.codec import (
     decode_session_request,
     encode,
 )
+from directory.protocol.ended import Ended
 from directory.protocol.messages import (
     Acked,
     Attach,
@@ -54,6 +65,7 @@ BODIES: list[ClientBody] = [
     Live((("r", 1),), first=False, last=False),
     Stats(),
     Unlock(4),
+    Ended(request="r", attempt=1, namespace=KEY, kind="recompute", prompt_tokens=9, tokens=b"t"),
 ]
 POOL_REPORT = PoolReport(1, "a", 2, "thin", "live", 1, 2, 64, 8, 4, 3, 0)
 FRAMES: list[tuple[Callable[[bytes], object], msgspec.Struct]] = [
@@ -65,6 +77,11 @@ FRAMES: list[tuple[Callable[[bytes], object], msgspec.Struct]] = [
     (decode_session_request, Register("a", b"f", "thin", b"layout", b"handles")),
     (decode_session_request, Register("a", b"f", "thin", b"layout", b"handles", 4, 3)),
     (decode_session_request, AdminCheck()),
+    (decode_session_request, AdminStats(5)),
+    (decode_session_request, AdminTree(10, instance="a")),
+    (decode_session_request, AdminExplain(b"tokens", KEY, "a")),
+    (decode_session_reply, TreeReport((), 3, 1)),
+    (decode_session_reply, ExplainReport("ab", 16, 9, 0, (Stretch("own", 0, 9),))),
     (decode_session_reply, AdminReport(1, {"nodes": 3}, ("tree: broken",), (POOL_REPORT,), 2)),
     (decode_session_reply, Welcome(1, 2)),
     (decode_session_reply, Registered(1, 2, b"secret", "ipc://x")),

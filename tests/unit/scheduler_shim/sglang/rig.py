@@ -63,6 +63,9 @@ class MiniDial:
     def close(self) -> None:
         """Nothing stays open here."""
 
+    def deserted(self) -> bool:
+        return False
+
     def now_us(self) -> int:
         return self._engine.daemon.clock_us
 

@@ -94,6 +94,19 @@ def scenes(draw: st.DrawFn) -> Scene:
     sides = [host(border) if place == HOST else pool(place) for place in places]
     left, right = sides
     chunks = [Chunk(*a, *b, n) for a, b, n in zip(left, right, sizes, strict=True)]
+    if HOST in places and draw(st.booleans()):
+        # Slots of three segments; the last one is shorter.
+        stride = sum(sizes)
+        for segment, slots in ((0, pages), (7, max(1, pages // 2))):
+            span = stride * slots
+            memories[(HOST, segment)] = Memory(room(span), span, memories[(HOST, 3)][2], "")
+        slots_of = {0: pages, 3: pages, 7: max(1, pages // 2)}
+        every = [segment << 16 | n for segment, slots in slots_of.items() for n in range(slots)]
+        count = draw(st.integers(1, pages))
+        numbers = draw(st.permutations(range(pages)))[:count]
+        chosen = draw(st.permutations(every))[:count]
+        ends = (chosen, numbers) if places[0] == HOST else (numbers, chosen)
+        return Scene(memories, PageBatch(*places, None, Pattern(chunks), *ends))
     count = draw(st.integers(1, pages))
     starts = draw(st.permutations(range(pages)))[:count]
     stops = draw(st.permutations(range(pages)))[:count]
@@ -186,9 +199,12 @@ def allocations_of(scene: Scene, work: Work) -> None:
 
 def border_of(scene: Scene, work: Work) -> None:
     """No call touches two registrations of the host's memory: a rectangle is one call."""
-    host = scene.memories.get((HOST, 3))
-    if host is None or not host.chunk_bytes:
-        return
+    for key, host in scene.memories.items():
+        if key[0] == HOST and host.chunk_bytes:
+            border_of_segment(host, work)
+
+
+def border_of_segment(host: Memory, work: Work) -> None:
     spans = [
         (at - host.address, at - host.address + (r.rows - 1) * pitch + r.width - 1)
         for _, rectangles in work.rectangles

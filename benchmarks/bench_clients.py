@@ -1,0 +1,106 @@
+"""How does one daemon serve several schedulers: peak rate, and p99 of a match at half of it?
+
+    python -m benchmarks.bench_clients --clients 8 --json FILE
+
+Each scheduler is a process of its own with a pool of its own; all have the same path cached. First
+all match as fast as they can (with the release of each lease), then each begins a match at fixed
+times, together half as often; a match that begins late counts from when it should have begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.contestants import Contestant
+from benchmarks.node import Daemon, ThinScheduler
+from benchmarks.report import heading, percentile, table, write_json
+
+PAGE, TOKENS = 16, 8_192
+LIMIT_MS = 2.0
+
+
+def serve(runtime_dir: str, number: int) -> None:
+    """One scheduler: does what the lines say until they end."""
+    scheduler = ThinScheduler(Path(runtime_dir), PAGE, TOKENS, instance=f"client {number}")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    for line in sys.stdin:
+        _, seconds, interval_us = msgspec.json.decode(line)
+        answers.write(msgspec.json.encode(_work(scheduler, seconds, interval_us)).decode() + "\n")
+    scheduler.close()
+
+
+def _work(scheduler: ThinScheduler, seconds: float, interval_us: float) -> list[float]:
+    """Match for so long, at once or every so often; microseconds from when each was to begin."""
+    taken: list[float] = []
+    clock = time.perf_counter_ns
+    begun = clock()
+    end, step = begun + int(seconds * 1e9), int(interval_us * 1e3)
+    due = begun
+    while due < end:
+        while (now := clock()) < due:
+            if due - now > 300_000:
+                time.sleep((due - now - 200_000) / 1e9)
+        scheduler.match(1)
+        taken.append((clock() - (due if step else now)) / 1e3)
+        due = due + step if step else clock()
+    return taken
+
+
+def together(clients: list[Contestant], seconds: float, interval_us: float) -> list[float]:
+    """Have all of them work at the same time."""
+    for client in clients:
+        client.say("work", seconds, interval_us)
+    return [figure for client in clients for figure in client.hear()]
+
+
+def main() -> int:
+    """Measure, print, write; exit status 1 where p99 is above the limit."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_clients")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each of the two phases")
+    parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve[0], int(options.serve[1]))
+        return 0
+    document: dict[str, Any] = heading("python -m benchmarks.bench_clients")
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        command = [sys.executable, "-m", "benchmarks.bench_clients", "--serve"]
+        clients = [
+            stack.enter_context(Contestant([*command, str(daemon.runtime_dir), str(number)]))
+            for number in range(options.clients)
+        ]
+        together(clients, 0.5, 0)
+        peak = len(together(clients, options.seconds, 0)) / options.seconds
+        before = daemon.cpu_us()
+        figures = together(clients, options.seconds, options.clients / (peak / 2) * 1e6)
+        cpu_us = (daemon.cpu_us() - before) / len(figures)
+    document |= {
+        "clients": options.clients,
+        "tokens": TOKENS,
+        "peak_per_s": round(peak),
+        "half_per_s": round(len(figures) / options.seconds),
+        "half_us": {name: round(percentile(figures, at), 1) for name, at in PERCENTILES.items()},
+        "half_daemon_cpu_us": round(cpu_us, 1),
+    }
+    row = [options.clients, document["peak_per_s"], document["half_per_s"]]
+    columns = ["clients", "peak match + release/s", "half of it", *PERCENTILES, "daemon CPU us"]
+    print(table(columns, [[*row, *document["half_us"].values(), round(cpu_us, 1)]]))
+    write_json(options.json, document)
+    return 0 if document["half_us"]["p99"] <= 1e3 * LIMIT_MS else 1
+
+
+PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Lanes at the server: who may open one, what comes by it, and what a broken one costs."""
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from directory.core.actions import Done, Refused
+from directory.core.errors import BadMessage, ImportFailed
+from directory.core.events import Body, Match, Stats
+from directory.core.ids import PoolId
+from directory.core.namespace import NamespaceKey
+from directory.daemon.lanes import KNOWN_BYTES_MAX
+from directory.daemon.loop import Loop
+from directory.daemon.server import Server
+from directory.protocol.codec import decode_reply, encode
+from directory.protocol.messages import Acked, Attach, Envelope, Extent, ReplyEnvelope
+from transfer.ipc.lane import FrameLane
+from transfer.ipc.memory import SharedMemoryIPC
+
+EPOCH, POOL = 42, 3
+ARENA_BYTES = 64 * 1024
+KEY = NamespaceKey()
+
+
+class Rig:
+    """A server whose pool 3 has a lane, and the client's side of that."""
+
+    def __init__(self, path: Path) -> None:
+        self.asked: list[Body] = []
+        self.counters: Counter[str] = Counter()
+        self.loop = Loop()
+        self.server = Server(path, EPOCH, self.ask, self.counters, self.loop)
+        self.server.open_pool(POOL, b"s" * 32)
+        self.ipc = SharedMemoryIPC()
+        self.memory = self.ipc.create("treecored-test", ARENA_BYTES)
+        self.lane, other = FrameLane.pair()
+        self.fds = other.detach(), os.dup(self.memory.fd)
+
+    def open(self) -> None:
+        self.server.open_lane(POOL, self.fds, ARENA_BYTES)
+
+    def ask(self, pool: PoolId, seq: int, body: Body) -> None:
+        self.asked.append(body)
+        if not isinstance(body, Match):
+            self.server.answer(pool, seq, Done())
+
+    def say(self, seq: int, body: Match | Stats | Attach, tokens: Extent = (0, 0, 0)) -> None:
+        self.lane.send(encode(Envelope(EPOCH, seq, 0, body, tokens)))
+
+    def turn(self) -> list[ReplyEnvelope]:
+        """What the server answers to all that was said."""
+        self.loop.turn(1)
+        return [decode_reply(frame) for frame in self.lane.receive()]
+
+    def match(self, seq: int, tokens: Extent) -> Body | list[ReplyEnvelope]:
+        """What the directory is asked, or what the refusal says."""
+        self.asked.clear()
+        self.say(seq, Match("r", 1, KEY, b""), tokens)
+        replies = self.turn()
+        return self.asked[0] if self.asked else replies
+
+    def close(self) -> None:
+        self.server.close()
+        self.loop.close()
+        self.lane.close()
+        self.ipc.close(self.memory)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "router.sock")
+    yield rig
+    rig.close()
+
+
+def test_what_comes_by_a_lane_is_carried_out_and_answered_there(rig: Rig) -> None:
+    rig.open()
+    rig.say(1, Stats())
+    assert rig.turn() == [ReplyEnvelope(EPOCH, 1, 1, Done())]
+    rig.say(2, Match("r", 1, KEY, b"1234"))
+    assert rig.turn() == [ReplyEnvelope(EPOCH, 2, 0, Acked())], "it was not answered yet"
+    rig.server.answer(POOL, 2, Done())
+    assert [decode_reply(frame).seq for frame in rig.lane.receive()] == [2]
+
+
+def test_tokens_are_read_out_of_the_arena_once_for_each_number(rig: Rig) -> None:
+    rig.open()
+    rig.memory.view[100:108] = b"tokens!!"
+    assert rig.match(1, (100, 8, 1)) == Match("r", 1, KEY, b"tokens!!")
+    rig.memory.view[100:108] = b"changed!"
+    assert rig.match(2, (100, 8, 1)) == Match("r", 1, KEY, b"tokens!!")
+    assert rig.match(3, (100, 8, 2)) == Match("r", 1, KEY, b"changed!")
+    assert rig.match(4, (100, 4, 2)) == Match("r", 1, KEY, b"chan"), "another length is read anew"
+    assert rig.match(5, (100, 4, 0)) == Match("r", 1, KEY, b"chan")
+
+
+def test_what_is_remembered_of_an_arena_is_bounded(rig: Rig) -> None:
+    rig.open()
+    lane = rig.server._lanes._lanes[POOL]
+    for number in range(1, 2 * KNOWN_BYTES_MAX // ARENA_BYTES):
+        lane.read((0, ARENA_BYTES, number))
+    assert lane._known_bytes == sum(map(len, lane._known.values())) <= KNOWN_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [(0, ARENA_BYTES + 1, 1), (ARENA_BYTES, 1, 1), (-4, 8, 1), (8, -4, 1), (1 << 62, 1 << 62, 1)],
+)
+def test_an_extent_beyond_the_arena_is_refused_and_nothing_else_happens(
+    rig: Rig, extent: Extent
+) -> None:
+    rig.open()
+    (refused,) = rig.match(1, extent)  # type: ignore[misc]
+    assert isinstance(refused.body, Refused)
+    assert refused.body.code == "bad_message"
+    assert isinstance(rig.match(1, (0, 8, 2)), Match), "the stream stands where it stood"
+
+
+def test_a_body_without_tokens_cannot_have_them_in_an_arena(rig: Rig) -> None:
+    rig.open()
+    rig.say(1, Stats(), (0, 8, 1))
+    (refused,) = rig.turn()
+    assert isinstance(refused.body, Refused)
+    assert "no tokens" in refused.body.message
+
+
+def test_garbage_attach_and_another_epoch_are_refused_and_the_lane_goes_on(rig: Rig) -> None:
+    rig.open()
+    rig.lane.send(b"\xc1 garbage")
+    rig.say(0, Attach(POOL, b"s" * 32))
+    rig.lane.send(encode(Envelope(EPOCH + 1, 1, 0, Stats())))
+    bodies = [reply.body for reply in rig.turn()]
+    assert [body.code for body in bodies if isinstance(body, Refused)] == [
+        "bad_message",
+        "bad_message",
+        "stale_epoch",
+    ]
+    rig.say(1, Stats())
+    assert rig.turn() == [ReplyEnvelope(EPOCH, 1, 1, Done())]
+
+
+def test_a_broken_frame_ends_the_lane_and_not_the_pool(rig: Rig) -> None:
+    rig.open()
+    rig.lane._sock.send(b"\xff\xff\xff\xff")
+    rig.loop.turn(1)
+    assert len(rig.server._lanes) == 0
+    rig.server.answer(POOL, 1, Done())
+    assert rig.counters["replies_dropped"] == 1, "it has not attached by a connection either"
+    rig.server.close_pool(POOL)
+
+
+def test_a_pool_that_goes_takes_its_lane_along(rig: Rig) -> None:
+    rig.open()
+    rig.server.close_pool(POOL)
+    assert len(rig.server._lanes) == 0
+    rig.server.open_pool(POOL + 1, b"s" * 32)
+    rig.server.begin_epoch(EPOCH + 1)
+
+
+def test_descriptors_that_are_no_lane_are_refused_and_stay_the_callers(rig: Rig) -> None:
+    sock, memory = rig.fds
+    datagram = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    for fds, nbytes in [
+        ((sock,), ARENA_BYTES),
+        ((memory, memory), ARENA_BYTES),
+        ((datagram.fileno(), memory), ARENA_BYTES),
+        ((sock, memory), 0),
+        ((sock, memory), 1 << 40),
+    ]:
+        with pytest.raises(BadMessage):
+            rig.server.open_lane(POOL, fds, nbytes)
+    for fds, nbytes in [((sock, datagram.fileno()), 1), ((sock, memory), ARENA_BYTES + 1)]:
+        with pytest.raises(ImportFailed):
+            rig.server.open_lane(POOL, fds, nbytes)
+    datagram.close()
+    rig.open()
+    with pytest.raises(BadMessage, match="already"):
+        rig.server.open_lane(POOL, (sock, memory), ARENA_BYTES)
