@@ -48,13 +48,27 @@ class Recorder:
 
     def offer(self, item: Frame | Work, nbytes: int = 0) -> bool:
         """Take an item that keeps `nbytes` alive; False, and counted, when there is no room."""
-        if len(self._queue) >= self._queue_max or self._nbytes + nbytes > self._queue_bytes_max:
-            self._refused += 1
-            self.refused += 1
+        if not self.has_room(nbytes):
             return False
         self._queue.append((item, nbytes))
         self._nbytes += nbytes
         return True
+
+    def has_room(self, nbytes: int = 0) -> bool:
+        """Whether an item could be taken; if not, one is counted as dropped. To be asked before
+        something dear is done for an item."""
+        if len(self._queue) < self._queue_max and self._nbytes + nbytes <= self._queue_bytes_max:
+            return True
+        self._refused += 1
+        self.refused += 1
+        return False
+
+    def give_up(self) -> None:
+        """Drop and count all that waits: there is no time left for it."""
+        self._refused += len(self)
+        self.refused += len(self)
+        self._queue.clear()
+        self._nbytes, self._work = 0, None
 
     def step(self, now_us: int) -> bool:
         """Do one piece of work; False when there is none."""

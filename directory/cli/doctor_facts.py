@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import shutil
+import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -190,8 +191,6 @@ def _runtime_problem(folder: Path) -> str:
 
 
 def _listens(path: Path) -> bool:
-    import socket
-
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(1.0)

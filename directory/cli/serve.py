@@ -61,6 +61,11 @@ EXIT_USAGE = 2
     "[no limit]",
 )
 @click.option(
+    "--readers-dir",
+    help="Folder (mode 0750): other users of its group may ask there, with `--runtime-dir` of "
+    "`stats`, `top`, `tree` and `explain`. [none]",
+)
+@click.option(
     "--access-log",
     metavar="off|on|DIR",
     help="Write a record of every request, without its tokens, in the runtime folder or DIR. [off]",

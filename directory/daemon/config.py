@@ -77,6 +77,9 @@ class Settings(BaseSettings):
     copy_rate: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """Bytes a second that restores, backups and copies between pools take at most, each of the
     three by itself; 0: whatever the bus does."""
+    readers_dir: Path | None = None
+    """Folder (mode 0750) of one more socket, where other users of its group may ask for figures,
+    the tree and explanations, and change nothing."""
     access_log: Annotated[str, Field(min_length=1)] = "off"
     """"off", "on" (in the runtime folder), or a folder (made with mode 0700) for the access log:
     one record a request, without its tokens."""

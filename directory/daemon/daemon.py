@@ -5,7 +5,6 @@ nothing decided here. It must never carry on with a directory that has raised: t
 new epoch with an empty one, and the schedulers register again.
 """
 
-import gc
 import os
 import secrets
 import select
@@ -35,6 +34,7 @@ from directory.core.directory import Directory
 from directory.core.errors import InternalError
 from directory.core.events import Asked, Body, CopyDone, Event
 from directory.core.ids import OpId, PoolId
+from directory.daemon import garbage
 from directory.daemon.access_log import open_recording
 from directory.daemon.admin import Facts, answer, stats_report
 from directory.daemon.checksums import open_table
@@ -299,12 +299,10 @@ class Daemon:
             return
         self._serving = True
         try:
-            self.sessions.listen(self._runtime.session_socket)
+            self.sessions.listen(self._runtime.session_socket, self._settings.readers_dir)
         except OSError as error:
             raise StartError(f"the session socket cannot be opened: {error}") from None
-        # What is here now stays: no collection has to walk it again.
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         log.info(
             "ready",
             runtime_dir=str(self._runtime.path),
@@ -349,6 +347,7 @@ class Daemon:
         self._no_room.clear()
         self.recording.past.update(self._directory.counters)
         self._directory = self._new_directory()
+        garbage.sweep()
         self._defect = None
         log.warning("a new epoch has begun", resets=self.counters["resets"])
 

@@ -129,14 +129,19 @@ class KvFeed:
 
     def on_time(self, *, idle: bool) -> None:
         """Hand on what was noted, if it is time. `idle`: no client wanted anything just now."""
-        capture, now = self._capture, now_us()
+        capture, feed = self._capture, self._feed
+        if capture is None:
+            return
+        if feed is not None and not (capture.busy or capture.lost):
+            self._waiting_us = 0
+            return
+        now = now_us()
         if not idle:
             self._asked_us = now
-        if capture is None or now < self._not_before_us:
+        if now < self._not_before_us:
             return
-        feed = self._feed or self._restart()
-        if feed is None or not (capture.lost or capture.busy):
-            self._waiting_us = 0
+        feed = feed or self._restart()
+        if feed is None:
             return
         if not self._waiting_us:
             self._waiting_us = now

@@ -37,6 +37,8 @@ QUIET_US: Final = 2_000
 """So long nothing must have been asked before the log gets its turn."""
 FLUSH_US: Final = 1_000_000
 """What a crash of the daemon may cost of the log."""
+CLOSE_US_MAX: Final = 500_000
+"""So long the daemon's end waits for the log: the last pools' ends may be many evictions."""
 PIECES_A_TURN_MAX: Final = 64
 POLICY: Final = "lru"
 GONE_MAX: Final = 65_536
@@ -111,7 +113,7 @@ class Recording:
         tier: Tier = "host" if place == HOST else "device"
         pages, reason = node.page_count, _reason(self.event)
         self.sums.evicted(tier, reason, pages)
-        if self._recorder is None:
+        if self._recorder is None or not self._recorder.has_room(ITEM_BYTES):
             return
         now_us = self._clock()
         self._moments[tier].add(now_us, pages)
@@ -205,10 +207,14 @@ class Recording:
             self._flushed_us = now_us
 
     def close(self, now_us: int) -> None:
-        """Write what is left. Repeatable."""
-        if self._recorder is not None and self._log is not None:
-            self._recorder.drain(self.wall_us(now_us))
-            self._log.close(self.wall_us(now_us))
+        """Write what is left, as far as there is time. Repeatable."""
+        if self._recorder is None or self._log is None:
+            return
+        at_us, give_up_us = self.wall_us(now_us), self._clock() + CLOSE_US_MAX
+        while self._recorder.step(at_us):
+            if self._clock() >= give_up_us:
+                self._recorder.give_up()
+        self._log.close(at_us)
 
     # What is to be seen.
 

@@ -94,10 +94,19 @@ class Host(Protocol):
 
 
 class Session:
-    """One connection. Only `Sessions` changes it."""
+    """One connection. Only `Sessions` changes it. `reader`: it may only ask."""
 
-    def __init__(self, token: int, channel: FdChannel, peer: PeerCredentials, pidfd: int) -> None:
+    def __init__(
+        self,
+        token: int,
+        channel: FdChannel,
+        peer: PeerCredentials,
+        pidfd: int,
+        *,
+        reader: bool = False,
+    ) -> None:
         self.token = token
+        self.reader = reader
         self.channel = channel
         self.peer = peer
         self.pidfd = pidfd

@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +32,16 @@ from directory.core.events import PoolClosed
 from directory.core.ids import PoolId
 from directory.daemon.clock import now_us
 from directory.daemon.loop import Loop
+from directory.daemon.readers import READERS_MAX, Readers
 from directory.daemon.registration import Registration
 from directory.daemon.session import Host, Session, SessionEvent, SessionState
-from directory.protocol.admin import AdminReport, AdminRequest
+from directory.protocol.admin import (
+    AdminExplain,
+    AdminReport,
+    AdminRequest,
+    AdminStats,
+    AdminTree,
+)
 from directory.protocol.codec import decode_session_request, encode
 from directory.protocol.messages import (
     Hello,
@@ -57,6 +65,9 @@ NO_DESCRIPTORS: Final = (
     "open files"
 )
 
+READS: Final = AdminStats | AdminTree | AdminExplain
+"""What a reader may ask; a check holds the daemon up and is for its own user."""
+
 log = structlog.get_logger("session")
 
 
@@ -72,6 +83,7 @@ class Sessions:
         self._sessions_max = sessions_max
         self._counters = counters
         self._listener: socket.socket | None = None
+        self._readers: Readers | None = None
         self._spare_fd = -1  # given up for a moment to turn a connection away when none is left
         self._sessions: dict[int, Session] = {}
         self._by_pool: dict[PoolId, Session] = {}
@@ -83,8 +95,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def listen(self, path: Path) -> None:
-        """Open the listener; the path must be free."""
+    def listen(self, path: Path, readers_dir: Path | None = None) -> None:
+        """Open the listener; the path must be free. `readers_dir`: for others of its group."""
+        if readers_dir is not None:
+            self._readers = Readers(self._loop, readers_dir, partial(self.greet, reader=True))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(os.fspath(path))
@@ -182,7 +196,10 @@ class Sessions:
         self._mapped_still.clear()
 
     def close(self) -> None:
-        """End every session and the listener. Repeatable."""
+        """End every session and the listeners. Repeatable."""
+        if self._readers is not None:
+            self._readers.close()
+            self._readers = None
         if self._listener is not None:
             self._loop.unwatch(self._listener.fileno())
             self._listener.close()
@@ -205,7 +222,7 @@ class Sessions:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._turn_away()
                 return
-            self._greet(FdChannel(sock))
+            self.greet(FdChannel(sock))
 
     def _turn_away(self) -> None:
         """Refuse one waiting connection unheard; left waiting it would wake the loop for ever."""
@@ -222,11 +239,13 @@ class Sessions:
         finally:
             self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _greet(self, channel: FdChannel) -> None:
-        """Take a connection in, or refuse it for whom it comes from."""
+    def greet(self, channel: FdChannel, *, reader: bool = False) -> None:
+        """Take a connection in, or refuse it for whom it comes from. `reader`: it may only ask."""
         try:
             peer = channel.peer_credentials()
-            if peer.uid != os.getuid():
+            if reader and sum(known.reader for known in self._sessions.values()) >= READERS_MAX:
+                raise TooMany(f"{READERS_MAX} readers are here; come back later")
+            if peer.uid != os.getuid() and not reader:
                 raise NotAuthorised(
                     f"this daemon serves user {os.getuid()}, not {peer.uid}; run one of your own"
                 )
@@ -244,7 +263,7 @@ class Sessions:
             channel.close()
             return
         self._last_token += 1
-        session = Session(self._last_token, channel, peer, pidfd)
+        session = Session(self._last_token, channel, peer, pidfd, reader=reader)
         self._sessions[session.token] = session
         self._counters["sessions_opened"] += 1
         self._loop.watch(channel.fileno(), lambda _: self._serve(session))
@@ -277,6 +296,8 @@ class Sessions:
         """Carry one request out; the descriptors are closed here unless a registration has them."""
         kept = False
         try:
+            if session.reader and not isinstance(request, Hello | READS):
+                raise NotAuthorised("here one may only ask for figures, the tree, explanations")
             if isinstance(request, Hello):
                 self._hello(session, request, fds)
             elif isinstance(request, AdminRequest):

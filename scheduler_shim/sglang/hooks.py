@@ -78,6 +78,8 @@ def tick(shim: Shim, scheduler: Any) -> None:
         # Targets of a restore may have refused the head of the queue its room. Older dialects
         # clear this only when a running request leaves, and there is none. (Newer ones do this.)
         scheduler.running_batch.batch_is_full = False
+    if shim.loads.offers is not None:
+        shim.loads.offers.chunked = lambda: chunked_tokens(scheduler)
     shim.tick(
         scheduler.waiting_queue,
         busy=is_busy(scheduler),
@@ -105,14 +107,39 @@ def reserved_tokens(scheduler: Any) -> int:
     running = {id(req): req for batch in batches if batch is not None for req in batch.reqs}
     for req in running.values():
         tokens += ratio * _tokens_to_come(req) + scheduler.page_size
+    return math.ceil(tokens) + chunked_tokens(scheduler)
+
+
+def chunked_tokens(scheduler: Any) -> int:
+    """Tokens that the prompt that is computed in chunks has yet to take."""
     chunked = scheduler.chunked_req
-    if chunked is not None:
-        # The newer dialect keeps the length of what is computed, the older one its indices.
-        done = getattr(chunked, "prefix_len", None)
-        done = len(chunked.prefix_indices) if done is None else int(done)
-        prompt = len(chunked.origin_input_ids) + len(chunked.output_ids)
-        tokens += prompt - done + _tokens_to_come(chunked) + scheduler.page_size
-    return math.ceil(tokens)
+    return _tokens_wanted(chunked) + int(scheduler.page_size) if chunked is not None else 0
+
+
+def crowded(shim: Shim, adder: Any, req: Any) -> bool:
+    """Whether a load for this request would take what the later chunks of another prompt need.
+
+    SGLang's own sums leave those out, and it may refuse the request once the load is under way.
+    So it is looked at again when those chunks are through, and nobody behind it before that.
+    """
+    offers = shim.loads.offers
+    if offers is None or not offers.offered(req.rid):
+        return False
+    chunked = offers.chunked()
+    if not chunked:
+        return False
+    spare = int(adder.rem_total_tokens) - chunked - _tokens_wanted(req) - int(adder.page_size)
+    if spare < 0:
+        shim.count("loads_put_off")
+    return spare < 0
+
+
+def _tokens_wanted(req: Any) -> int:
+    """What a request takes beyond its prefix on the device, to its last token."""
+    # The newer dialect keeps the length of the prefix, the older one its indices.
+    done = getattr(req, "prefix_len", None)
+    done = len(req.prefix_indices) if done is None else int(done)
+    return len(req.origin_input_ids) + len(req.output_ids) - done + _tokens_to_come(req)
 
 
 def _tokens_to_come(req: Any) -> int:
@@ -127,6 +154,8 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
         return original(adder, req, *args, **kwargs)
     if guarded(shim, "holding back", lambda: shim.held(req.rid), False):
         return importlib.import_module("sglang.srt.managers.schedule_policy").AddReqResult.CONTINUE
+    if guarded(shim, "making room", lambda: crowded(shim, adder, req), False):
+        return importlib.import_module("sglang.srt.managers.schedule_policy").AddReqResult.OTHER
     result = original(adder, req, *args, **kwargs)
     if adder.can_run_list and adder.can_run_list[-1] is req:
         guarded(shim, "an admission", lambda: admitted(shim, req), None)

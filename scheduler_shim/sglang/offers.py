@@ -12,6 +12,7 @@ not take room from the head of the queue.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Protocol
 
 from directory.core.actions import Matched
@@ -46,6 +47,8 @@ class Offers:
     """One engine's. Mutated by its scheduler's thread alone."""
 
     def __init__(self, around: Around, settings: Settings) -> None:
+        self.chunked: Callable[[], int] = lambda: 0
+        """Tokens that a prompt in chunks has yet to take. The hooks set it."""
         self._around = around
         self._settings = settings
         self._open: dict[str, tuple[Entry, int]] = {}  # with the page from which on it is leased
@@ -114,6 +117,11 @@ class Offers:
             return request
         look_ups.let_go(request)
         return None
+
+    def offered(self, rid: str) -> bool:
+        """Whether a waiting request has an offer."""
+        offer = self._open.get(rid)
+        return offer is not None and offer[0].stage is Stage.OFFERED
 
     def withdraw_all(self, look_ups: LookUps) -> None:
         """Offer nothing any more of what was answered so far."""

@@ -41,6 +41,18 @@ def test_what_keeps_too_many_bytes_alive_is_dropped(tmp_path: Path) -> None:
     assert recorder.offer(access("A"), 60)
 
 
+def test_what_is_given_up_is_counted_in_the_log(tmp_path: Path) -> None:
+    log = AccessLog(tmp_path)
+    recorder = Recorder(log)
+    for number in range(5):
+        recorder.offer(access("A", request=str(number)), 10)
+    assert recorder.step(0)
+    recorder.give_up()
+    assert not recorder.step(0)
+    log.close(0)
+    assert [frame.records for frame in written(tmp_path) if isinstance(frame, Dropped)] == [4]
+
+
 def test_work_is_begun_when_its_turn_comes_and_goes_on_a_piece_at_a_time(tmp_path: Path) -> None:
     begun = []
 

@@ -38,20 +38,20 @@ class Scheduler(RawClient):
         self.free = deque(range(POOL_PAGES))
         self.prompts: list[list[int]] = []
 
-    def compute(self, tokens: list[int]) -> None:
+    def compute(self, tokens: list[int], key: NamespaceKey = KEY) -> None:
         """Publish all whole pages of a prompt, with the room that it takes made first."""
         count = len(tokens) // PAGE_SIZE
-        have = self.look(tokens).gpu // PAGE_SIZE
+        have = self.look(tokens, key).gpu // PAGE_SIZE
         while len(self.free) < count:
             self.evict(count - len(self.free))
-            have = self.look(tokens).gpu // PAGE_SIZE
+            have = self.look(tokens, key).gpu // PAGE_SIZE
         # The pages that it has already are handed in again under other numbers, and come back.
         pages = [self.free.popleft() for _ in range(count)]
         self.spans = self.spans % POOL_PAGES + 1
         while True:
             answer = self.ask(
                 Insert(
-                    "r", 0, KEY, packed(tokens), packed(pages), self.spans, self.value(),
+                    "r", 0, key, packed(tokens), packed(pages), self.spans, self.value(),
                     self.pool_memory.now(),
                 )
             )  # fmt: skip
@@ -74,9 +74,9 @@ class Scheduler(RawClient):
             self.pool_memory.words.set_at_least(span, value)
         self.free.extend(unpack_pages(answer.pages))
 
-    def look(self, tokens: list[int]) -> Held:
+    def look(self, tokens: list[int], key: NamespaceKey = KEY) -> Held:
         """What the daemon says that this scheduler has of a prompt."""
-        answer = self.ask(Match("r", 0, KEY, packed(tokens), acquire=False))
+        answer = self.ask(Match("r", 0, key, packed(tokens), acquire=False))
         assert isinstance(answer, Matched), answer
         own = answer.own_pages
         return Held(own * PAGE_SIZE, (own + answer.restorable_pages) * PAGE_SIZE, answer.peer_pages)

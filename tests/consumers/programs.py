@@ -74,9 +74,9 @@ class Indexer(Program):
         )
         assert answer == {"status": "ok"}
 
-    def longest(self, number: int, tokens: list[int]) -> tuple[int, int]:
+    def longest(self, number: int, tokens: list[int], **namespace: str) -> tuple[int, int]:
         """Tokens of a prompt that a scheduler has: in its pool, and there or in the host tier."""
-        answer = self._post("/query", model_name=MODEL, token_ids=tokens)
+        answer = self._post("/query", model_name=MODEL, token_ids=tokens, **namespace)
         found = answer["instances"].get(str(number), {})
         return found.get("gpu", 0), found.get("cpu", 0)
 
@@ -94,8 +94,8 @@ class Viewer(Program):
         self.wait("/api/tree")
 
     def blocks(self) -> dict[int, str]:
-        """The medium of every block that it shows, by hash; nothing while one has no parent (who has
-        just come is told what changes before it is told everything)."""
+        """The medium of every block that it shows, by hash; nothing while one has no parent: who
+        has just come is told what changes before it is told everything."""
         shown: dict[int, str] = {}
         for node in get(f"{self.url}/api/tree")["nodes"]:
             if node["missing"]:

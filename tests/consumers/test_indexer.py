@@ -4,10 +4,15 @@ Two schedulers with prompts in common, pools and a host tier that are too small;
 are looked up in the indexer and asked of the daemon itself, for each scheduler and tier.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from directory.core.actions import Done
+from directory.core.events import Flush
+from directory.core.namespace import Adapter, NamespaceKey
 from tests.consumers.crowd import Prompts, Scheduler
 from tests.consumers.programs import Indexer
 from tests.integration.daemon.listening import streams
@@ -114,3 +119,40 @@ def test_an_indexer_follows_a_daemon_that_is_restarted(
             a.compute(other)
             wait_until(lambda: indexer.longest(1, other)[0] == len(other))
             assert indexer.longest(1, tokens) == (0, 0)
+
+
+def test_salts_and_adapters_are_kept_apart_and_extra_keys_are_counted(
+    python: Path, base: int, telling: DaemonProcess, tmp_path: Path
+) -> None:
+    tokens = list(range(4 * PAGE_SIZE))
+    none, whole = (0, 0), (len(tokens), len(tokens))
+    with (
+        Scheduler(telling.runtime_dir, "a") as a,
+        Indexer(python, base + 15, tmp_path / "indexer.log") as indexer,
+    ):
+        indexer.register(1, streams(telling, "a")["a"])
+
+        def known() -> list[tuple[int, int]]:
+            names: tuple[dict[str, str], ...] = ({}, {"cache_salt": "s"}, {"lora_name": "l"})
+            return [indexer.longest(1, tokens, **name) for name in names]
+
+        a.compute(tokens, NamespaceKey(cache_salt="s"))
+        wait_until(lambda: known() == [none, whole, none])
+        a.compute(tokens, NamespaceKey(adapter=Adapter("l", 1)))
+        wait_until(lambda: known() == [none, whole, whole])
+        for key in (NamespaceKey(extra_key="tenant"), NamespaceKey()):
+            a.compute(tokens, key)
+            a.at_rest()
+        wait_until(lambda: known() == [whole, whole, whole])
+        assert isinstance(a.ask(Flush("host")), Done)
+        for left in ([whole, none, whole], [whole, none, none], [whole, none, none]):
+            # In the order of their age: in the end one of the two with equal hashes is left.
+            a.evict(len(tokens) // PAGE_SIZE)
+            wait_until(partial(agree, known, left))
+        a.evict(len(tokens) // PAGE_SIZE)
+        wait_until(partial(agree, known, [none, none, none]))
+
+
+def agree(known: Callable[[], list[tuple[int, int]]], expected: list[tuple[int, int]]) -> bool:
+    """Whether what is known is as expected."""
+    return known() == expected

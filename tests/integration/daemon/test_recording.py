@@ -12,13 +12,15 @@ from directory.analytics.record import Access, Began, Eviction, Named, Room
 from directory.cli.asking import Asking
 from directory.cli.main import app
 from directory.core.events import Mode
+from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_tokens
 from directory.protocol.admin import AdminStats, StatsReport
+from directory.protocol.ended import Ended
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import Finished
-from tests.integration.daemon.support import DEADLINE_S, DaemonProcess, wait_until
+from tests.integration.daemon.support import DEADLINE_S, DaemonProcess, RawClient, wait_until
 
 PAGE = 16
 
@@ -227,11 +229,24 @@ def test_the_tree_is_drawn_with_who_has_what(tmp_path: Path) -> None:
     assert [len(space["nodes"]) for space in spaces] == [1]
 
 
-def test_what_nobody_can_believe_is_counted_and_nothing_else(tmp_path: Path) -> None:
-    from directory.core.namespace import NamespaceKey
-    from directory.protocol.ended import Ended
-    from tests.integration.daemon.support import RawClient
+def test_top_is_drawn_live_and_as_a_picture_of_80_columns(tmp_path: Path) -> None:
+    runtime_dir, svg = tmp_path / "rt", tmp_path / "top.svg"
+    with DaemonProcess(runtime_dir, "--access-log", "on"):
+        node = Node(runtime_dir, "only")
+        for number in range(3):
+            node.serve(number, 1, 2, 3, tail=1)
+        told(runtime_dir, 3)
+        options = ["--count", "2", "--interval", "0.1", "--svg", svg]
+        done = run("top", *options, "--runtime-dir", runtime_dir)
+        node.close()
+    assert done.exit_code == 0, done.output
+    assert "hottest prefixes" in done.output
+    picture = svg.read_text().replace("&#160;", " ")
+    for words in ("treecored top", "only", "host tier", "restored"):
+        assert words in picture
 
+
+def test_what_nobody_can_believe_is_counted_and_nothing_else(tmp_path: Path) -> None:
     runtime_dir = tmp_path / "rt"
     with DaemonProcess(runtime_dir), RawClient(runtime_dir, "a") as client:
         key = NamespaceKey()

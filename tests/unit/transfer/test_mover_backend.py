@@ -8,14 +8,18 @@ import pytest
 
 from directory.core.errors import ImportFailed
 from directory.core.events import CopyDone
+from tests.unit.transfer.device.fake_driver import RESULTS, FakeDriver
 from tests.unit.transfer.support import OwnedPool, copy, part, small_layout
 from transfer import mover
+from transfer.device import cuda
 from transfer.device.fake import FakeDevice
-from transfer.device.protocol import Completion, DeviceLost, Ticket
+from transfer.device.protocol import Completion, DeviceLost, PageDevice, Ticket
+from transfer.engine_limits import CUDA_LIMITS
 from transfer.ipc.channel import FdChannel
-from transfer.ipc.memory import Mapping
+from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, Mapping, MemoryHandle
 from transfer.ipc.sync import SyncHandle
 from transfer.messages import Imported, ImportPool, Ping, Rejected, decode_reply, encode
+from transfer.mover import make_device
 from transfer.plan import MemoryKey, RangeBatch
 
 POISONED = "fake is lost: CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -96,3 +100,23 @@ def test_a_device_name_says_what_it_may_be() -> None:
     assert mover.make_device("cpu").device.name == "cpu"
     with pytest.raises(SystemExit, match="cuda:<UUID of a GPU>"):
         mover.make_device("cuda-0")
+
+
+def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = FakeDriver()
+    driver.visible = {driver.uuid: 0, "GPU-other": 1}
+    driver.reached = True
+    monkeypatch.setitem(RESULTS, "cuDeviceGetP2PAttribute", 0)
+    monkeypatch.setattr(
+        cuda, "open_device", lambda _uuid, **options: (cuda.CudaDevice(driver, **options), driver)
+    )
+    backend = make_device("cuda:GPU-fake")
+    assert isinstance(backend.device, PageDevice)
+    assert backend.limits == CUDA_LIMITS
+    assert set(backend.memory) == {CUDA_IPC, CUDA_VMM}
+    assert backend.computing(), "there is nobody here who could say otherwise"
+    assert driver.named("cuMemcpyAsync"), "it was calibrated"
+    with pytest.raises(ImportFailed, match="no peers"):
+        backend.memory[CUDA_IPC].import_memory(MemoryHandle(CUDA_IPC, 1, "GPU-other"), ())

@@ -43,14 +43,37 @@ def test_a_load_of_host_pages_is_told_where_to_tell_its_layers() -> None:
     assert copy.landing == Landing(b.pool, LANDINGS + 2, 40)
 
 
-def test_what_comes_out_of_a_pool_lands_whole() -> None:
+def test_with_a_counter_the_host_tier_comes_first_though_another_pool_has_the_pages() -> None:
+    """Two schedulers whose streams wait for layers out of one another's pools would wait for ever:
+    a pool's pages are read when its own stream has got there."""
     world = World()
     a, b = backed_up(world, evicted=False)
     assert load(b, (LANDINGS, 0)) is None
+    assert only(world).kind == "load_back"
+    assert only(world).landing == Landing(b.pool, LANDINGS, 0)
+    assert a.pool not in {fence.pool for fence in only(world).fences}
+    world.finish_all()
+    assert load(b, (0, 0), [5, 6]) is None, "without a counter the other pool does"
     assert only(world).kind == "peer_copy"
-    assert only(world).landing is None
+
+
+def restore(world: World) -> SubmitCopy:
+    """The one copy that is no backup."""
+    (copy,) = [copy for copy in world.copies.values() if copy.kind != "backup"]
+    return copy
+
+
+def test_what_comes_out_of_a_pool_lands_whole() -> None:
+    world = World()
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    a.publish([1, 2])  # and the backup of it is under way
+    assert load(b, (LANDINGS, 0)) is None
+    assert restore(world).kind == "peer_copy"
+    assert restore(world).landing is None
     # Void: its second try reads the host tier only, and that may land layer by layer.
-    world.finish(only(world).op, "void")
+    void = restore(world).op
+    world.finish(next(op for op, copy in world.copies.items() if copy.kind == "backup"))
+    world.finish(void, "void")
     assert only(world).kind == "load_back"
     assert only(world).landing == Landing(b.pool, LANDINGS, 0)
     assert a.pool not in {part.source for part in only(world).parts}
@@ -58,12 +81,13 @@ def test_what_comes_out_of_a_pool_lands_whole() -> None:
 
 def test_a_mixed_copy_lands_whole() -> None:
     world = World()
-    a, b = backed_up(world, evicted=True)
+    a, b = Scheduler(world, "a"), Scheduler(world, "b")
     a.publish([1])
     world.finish_all()
+    a.publish([1, 2])  # the second page is not in the host tier yet
     assert load(b, (LANDINGS, 0)) is None
-    assert only(world).kind == "mixed"
-    assert only(world).landing is None
+    assert restore(world).kind == "mixed"
+    assert restore(world).landing is None
 
 
 def test_without_a_counter_nothing_is_told() -> None:

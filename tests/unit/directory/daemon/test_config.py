@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from directory.daemon.config import ConfigError, Settings, load_settings
-from transfer.engine_limits import EngineLimits
 from directory.protocol.runtime_dir import default_runtime_dir
+from transfer.engine_limits import EngineLimits
 
 GIB = 1024**3
 GPU = "GPU-12345678-9abc-def0-1234-56789abcdef0"

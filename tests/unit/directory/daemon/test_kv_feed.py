@@ -19,6 +19,7 @@ from directory.daemon.kv_feed import join_taps, open_feed
 from directory.daemon.loop import Loop
 from directory.daemon.runtime import StartError
 from directory.kvevents.records import AnyRecord, Begin, Changed, Opened, Whole, decode
+from tests.integration.daemon.support import wait_until
 from tests.unit.directory.core.world import Scheduler, World
 
 WAIT_MS = 10_000
@@ -71,6 +72,13 @@ class Rig:
         return list(decode(self.reader.recv()))
 
     @property
+    def writable(self) -> bool:
+        """Whether the feed's socket takes anything."""
+        socket = self.feed._feed
+        assert socket is not None
+        return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
+    @property
     def handed_on(self) -> int:
         return self.counters["kv_records"]
 
@@ -120,11 +128,12 @@ def test_changes_do_not_wait_for_ever_for_clients_to_be_quiet(rig: Rig) -> None:
 
 def test_a_publisher_that_takes_nothing_is_tried_again_later_and_loses_nothing(rig: Rig) -> None:
     rig.begin()
+    # As if its queues were full: there is nothing that a message could be put into.
+    rig.reader.close(linger=0)
+    wait_until(lambda: not rig.writable)
     a = Scheduler(rig.world, "a")
     for token in range(20):
         a.publish([token])
-    # As if its queues were full.
-    rig.reader.close(linger=0)
     for _ in range(200):
         rig.turn(kv_feed.RETRY_US)
     due = rig.feed.due_us()

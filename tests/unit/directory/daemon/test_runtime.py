@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from directory.daemon import runtime as runtime_module
-from directory.daemon.runtime import LOCK_NAME, RuntimeDir, StartError
+from directory.daemon.runtime import RuntimeDir, StartError
+from directory.protocol.runtime_dir import LOCK_NAME
 
 
 def make_socket(path: Path) -> None:

@@ -70,7 +70,8 @@ def request(rid: str, **more: Any) -> SimpleNamespace:
 def policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's module with the answers of an adder."""
     module = ModuleType("schedule_policy")
-    module.AddReqResult = SimpleNamespace(CONTINUE=CONTINUE)  # type: ignore[attr-defined]
+    answers = SimpleNamespace(CONTINUE=CONTINUE, OTHER="other")
+    module.AddReqResult = answers  # type: ignore[attr-defined]
     real = importlib.import_module
 
     def stand_in(name: str) -> Any:

@@ -41,6 +41,35 @@ class LoadingAdder(Adder):
         return "added"
 
 
+class CrowdedAdder(LoadingAdder):
+    """What is free and evictable, less what was promised, is set by the test."""
+
+    page_size = 1
+    rem_total_tokens = 0
+
+
+def test_a_load_waits_while_the_later_chunks_of_another_prompt_need_its_room(
+    daemon: FakeDaemon,
+) -> None:
+    engine, found = offered(daemon)
+    adder, loads = CrowdedAdder(engine), engine.shim.loads
+    req: Any = found
+    req.prefix_indices, req.origin_input_ids, req.output_ids = [], list(range(12)), []
+    req.sampling_params = SimpleNamespace(max_new_tokens=4)
+    assert loads.offers is not None
+    chunks = [100]
+    loads.offers.chunked = lambda: chunks[0]
+    add = CrowdedAdder.add_one_req
+    adder.rem_total_tokens = 12 + 4 + 1 + 99
+    assert hooks.around_add_one_req(add, adder, req, True) == "other"
+    assert not adder.can_run_list
+    assert engine.shim.counters["loads_put_off"] == 1
+    assert loads.offers.offered("r"), "it is loaded later"
+    chunks[0] = 99
+    assert hooks.around_add_one_req(add, adder, req, True) == "added"
+    assert engine.shim.counters["loads"] == 1
+
+
 def test_an_admission_launches_the_load_and_a_refusal_puts_it_back(daemon: FakeDaemon) -> None:
     engine, req = offered(daemon)
     adder, loads = LoadingAdder(engine), engine.shim.loads

@@ -1,0 +1,72 @@
+"""What does a tick over 16 waiting 8,192-token requests cost, with SGLang's trees and with ours?
+
+    python -m benchmarks.bench_tick --json FILE
+
+Everything that waits is matched, as SGLang's scheduler does before it makes a batch; all prompts
+are cached in the own pool. `mirrored` and `thin` have a daemon in another process. Ratios are to
+the Python tree of the same version of SGLang. Needs its environments (`make sglang-envs`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contestants import ENVIRONMENTS, ROOT, STOCK, Contestant, stock_versions
+from benchmarks.node import Daemon
+from benchmarks.report import Measure, heading, interleaved, ratio, table, write_json
+
+PAGE, TOKENS, REQUESTS = 16, 8_192, 16
+OURS = ("mirrored", "thin")
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_tick")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--times", type=int, default=5, help="ticks a round")
+    parser.add_argument("--versions", nargs="*", default=None)
+    options = parser.parse_args()
+    document: dict[str, Any] = heading("python -m benchmarks.bench_tick")
+    document |= {"page": PAGE, "tokens": TOKENS, "requests": REQUESTS, "unit": "us", "ticks": {}}
+    rows: list[list[object]] = []
+    for version in options.versions or stock_versions():
+        kinds = (*STOCK[version], *OURS)
+        with ExitStack() as stack:
+            daemon = stack.enter_context(Daemon())
+            cases: dict[str, Measure] = {}
+            for kind in kinds:
+                contestant = stack.enter_context(_contestant(version))
+                folder = str(daemon.runtime_dir)
+                contestant.tell("build", kind, PAGE, TOKENS, REQUESTS, folder)
+                cases[kind] = partial(contestant.tell, "run", "tick")
+            found = interleaved(cases, rounds=options.rounds, times=options.times)
+        base = found[STOCK[version][0]]
+        document["ticks"][version] = {
+            kind: {**figure.as_json(), "ratio": ratio(figure, base)}
+            for kind, figure in found.items()
+        }
+        rows += [
+            [version, kind, figure.median, figure.low, figure.high, f"{ratio(figure, base):.3f}"]
+            for kind, figure in found.items()
+        ]
+    columns = ["sglang", "tree", "median us", "lowest", "highest", "ratio to its Python tree"]
+    print(table(columns, rows))
+    write_json(options.json, document)
+
+
+def _contestant(version: str) -> Contestant:
+    stubs = ROOT / "tests" / "sglang" / "stubs"
+    return Contestant(
+        [str(ENVIRONMENTS / version / "bin" / "python"), "-m", "benchmarks.sglang_tick"],
+        {"PYTHONPATH": os.pathsep.join([str(stubs), str(ROOT)])},
+    )
+
+
+if __name__ == "__main__":
+    main()
