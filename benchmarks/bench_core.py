@@ -27,6 +27,8 @@ CASES = ("match", "look", "release", "reinsert", "leaf", "evict_leaf")
 EDGE_BYTES = PAGE * 4
 PAGE_NUMBER_BYTES = 4
 SIBLINGS = 1_000
+TELLING = 100_000
+"""Fewer nodes than that are lost in what the allocator has at hand."""
 
 
 def grown(nodes: int, times: int) -> dict[str, float]:
@@ -84,7 +86,8 @@ def main() -> None:
     for nodes in options.nodes:
         told = grown(nodes, 400)
         document["nodes"][str(nodes)] = told
-        rows.append([f"{nodes:,}", told["bytes"], told["match"]])
+        many = nodes >= TELLING
+        rows.append([f"{nodes:,}", told["bytes"] if many else "-", told["match"]])
     print()
     print(table(["other nodes", "bytes a node", "match us"], rows))
     write_json(options.json, document)

@@ -67,7 +67,6 @@ class DaemonClient(Speaker):
         self._questions: dict[int, Question] = {}
         self._abandoned: dict[int, Request] = {}
         self._arrived: dict[int, AnyReply | None] = {}
-        self._releases: list[Unlock] = []
 
     @classmethod
     def connect(
@@ -201,8 +200,6 @@ class DaemonClient(Speaker):
 
         While messages are open the wait is short enough for them to be sent again in time.
         """
-        if self._releases:
-            self._release()
         if self._arrived:
             return  # a call took it in on its way; no descriptor announces it any more
         if self._stream.open_count:
@@ -218,7 +215,6 @@ class DaemonClient(Speaker):
             self._questions.clear()
             self._arrived.clear()
             self._abandoned.clear()
-            self._releases.clear()
             self._leases.clear()
             self._link.close()
 
@@ -243,22 +239,6 @@ class DaemonClient(Speaker):
     def _push(self, body: Request | Ended, *, asks: bool) -> int:
         if self.lost:
             return 0
-        if self._lane is not None:
-            if isinstance(body, Unlock) and not asks:
-                self._releases.append(body)
-                return 0
-            if self._releases and not isinstance(body, Match):
-                self._release()
-        return self._number(body, asks=asks)
-
-    def _release(self, *, hold: bool = False) -> None:
-        """Say what is released: behind a Match, which then does not wait for it, or when the next
-        thing is said or listened to."""
-        releases, self._releases = self._releases, []
-        for body in releases:
-            self._number(body, asks=False, hold=hold)
-
-    def _number(self, body: Request | Ended, *, asks: bool, hold: bool = False) -> int:
         now = self._link.now_us()
         try:
             seq = self._stream.push(body, asks=asks, now_us=now)
@@ -268,10 +248,8 @@ class DaemonClient(Speaker):
         self._last_seq = seq
         if isinstance(body, Unlock):
             self._leases.released(body.receipt)
-        follow = asks and bool(self._releases)
-        self._send(seq, body, hold=hold or follow)
-        if follow:
-            self._release(hold=True)
+        # A release can wait for what is said next; what was published or given up is told at once.
+        self._send(seq, body, hold=isinstance(body, Unlock) and not asks)
         return seq
 
     # Private: receiving.
@@ -279,8 +257,6 @@ class DaemonClient(Speaker):
     def _take_in(self) -> None:
         if self.lost:
             return
-        if self._releases:
-            self._release()
         for frame in self._link.receive():
             try:
                 self._take(decode_reply(frame))

@@ -89,11 +89,11 @@ def _rows(
             _treecored(pair, engines, tokens, kept, misses if number >= WARM else [])
             for engine in beside:
                 _hicache(engine, tokens, kept, scale.ttft_pool)
-        result["lengths"][str(length)] = {
-            name: {"median_ms": round(statistics.median(ms), 1), "ms": ms}
-            for name, ms in row.items()
-        } | {"misses": misses[:5]}
-        save(result)
+            result["lengths"][str(length)] = {
+                name: {"median_ms": round(statistics.median(ms), 1), "ms": ms}
+                for name, ms in row.items()
+            } | {"misses": misses[:5]}
+            save(result)
     report = pair.at_rest()
     result["violations"] = list(report.violations)[:5]
     result["complaints"] = pair.complaints()

@@ -1,96 +1,34 @@
-"""The faults that chaos injects: one class a kind, what it does to whom, and when it is over.
+"""The kinds of fault that chaos injects: one class a kind, what it does to whom, when it is over.
 
-Owns the table of kinds. A fault claims what it is done to, so that no other is done to the same
-at the same time; it ends by itself, and then the daemon's own account says whether what it hit is
-as before. It must never touch a process outside the fleet.
+Owns the table of kinds. It must never touch a process outside the fleet.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import resource
 import signal
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from directory.cli.chaos_fleet import Fleet, Scheduler
+from directory.cli.chaos_fault import DAEMON, MOVER, Fault, mover_of
 from directory.cli.processes import DriverError
 from directory.core.errors import InstanceLive, TreecoredError
 from directory.protocol.admin import AdminReport
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.pools import SharedPool
-from scheduler_shim.worker_messages import Cut, Prompt
+from scheduler_shim.worker_messages import Cut
 from transfer.checksum import available
 from transfer.host_tier import INDEX_MASK, SEGMENT_SHIFT
 
-DAEMON, MOVER = "daemon", "mover"
 STOP_S: Final = (0.3, 3.0)
 SLOW_STEP_S: Final = 0.15
 SLOW_STEPS: Final = 8
 BITS_FLIPPED: Final = 20
 TAIL_BYTES: Final = 4_096
 PAGES_DAMAGED: Final = 5
-
-Ask = Callable[[list[Prompt]], None]
-"""Takes what a dead scheduler had under way, to ask it again."""
-
-
-class Fault(ABC):
-    """One fault. `begin` does it, `step` undoes it in time, `recovered` looks at the outcome."""
-
-    kind: ClassVar[str]
-    does: ClassVar[str]
-    """What it does, for the table and the documents."""
-    on_scheduler: ClassVar[bool] = False
-    claims: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, fleet: Fleet, chance: random.Random, target: Scheduler, ask: Ask) -> None:
-        self.fleet = fleet
-        self.chance = chance
-        self.target = target
-        self.ask = ask
-        self.began_s = 0.0
-        self.due_s = 0.0
-        self.before: AdminReport | None = None
-
-    @property
-    def claimed(self) -> frozenset[str]:
-        """Names of what nothing else may be done to meanwhile."""
-        return self.claims | {self.target.name} if self.on_scheduler else self.claims
-
-    def ready(self) -> bool:
-        """Whether it can be done now: only whole things are broken."""
-        self.before = self.fleet.report()
-        return self.before is not None and (
-            not self.on_scheduler or (self.target.configured and self.generation(self.before) > 0)
-        )
-
-    @abstractmethod
-    def begin(self, now_s: float) -> None:
-        """Do it."""
-
-    def step(self, now_s: float) -> bool:
-        """Undo what is to be undone by now; says whether nothing is left to do."""
-        return now_s >= self.due_s
-
-    def recovered(self, report: AdminReport) -> bool:
-        """Whether all that was hit works again, by the daemon's account."""
-        return _mover_of(report) > 0
-
-    def generation(self, report: AdminReport | None) -> int:
-        """Generation of the target's live registration; 0 when it has none."""
-        for pool in report.pools if report is not None else ():
-            if pool.instance == self.target.name and pool.phase == "live":
-                return pool.generation
-        return 0
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} {self.target.name if self.on_scheduler else ''}>"
 
 
 class SchedulerKill(Fault):
@@ -197,7 +135,7 @@ class _DaemonFault(Fault):
         """Every scheduler that is up is registered."""
         live = {pool.instance for pool in report.pools if pool.phase == "live"}
         wanted = {each.name for each in self.fleet.schedulers if each.configured}
-        return _mover_of(report) > 0 and wanted <= live
+        return mover_of(report) > 0 and wanted <= live
 
 
 class DaemonKill(_DaemonFault):
@@ -335,7 +273,7 @@ class _MoverFault(Fault):
         if not super().ready() or self.before is None:
             return False
         try:
-            self.pidfd = os.pidfd_open(_mover_of(self.before))
+            self.pidfd = os.pidfd_open(mover_of(self.before))
         except OSError:
             return False
         return True
@@ -362,7 +300,7 @@ class MoverKill(_MoverFault):
         """Another one has done a copy."""
         assert self.before is not None
         done = [each.counters.get("daemon_copies_ok", 0) for each in (self.before, report)]
-        another = _mover_of(report) != _mover_of(self.before)
+        another = mover_of(report) != mover_of(self.before)
         return another and done[0] < done[1] and super().recovered(report)
 
 
@@ -428,7 +366,3 @@ KINDS: Final[dict[str, type[Fault]]] = {
 def possible() -> tuple[str, ...]:
     """Kinds that can be done here: without checksums a damaged page would be served."""
     return tuple(kind for kind in KINDS if kind != PageDamage.kind or available())
-
-
-def _mover_of(report: AdminReport) -> int:
-    return report.counters.get("daemon_mover_pid", 0)

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from directory.cli.check import NoAnswer, ask
+from directory.cli.asking import NoAnswer
+from directory.cli.check import ask
 from directory.cli.processes import DriverError, Worker, reap, spawn
 from directory.cli.served import ServedDaemon
 from directory.cli.signals import EndingSignals

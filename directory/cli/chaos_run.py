@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from directory.cli.chaos_faults import KINDS, Ask, Fault
+from directory.cli.chaos_fault import Ask, Fault
+from directory.cli.chaos_faults import KINDS
 from directory.cli.chaos_fleet import Fleet, Held, Scheduler, await_end
 from directory.cli.driver import Job
 from directory.cli.processes import DriverError, last_words

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 import msgspec
@@ -17,22 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from directory.core.errors import ProtocolError
-from directory.daemon.config import ConfigError, load_settings
-from directory.daemon.runtime import SESSION_NAME
+from directory.cli.asking import DEADLINE_S, Asking, NoAnswer, daemon_options, folder_of
+from directory.daemon.config import ConfigError
 from directory.protocol.admin import AdminCheck, AdminReport, PoolReport
-from directory.protocol.codec import decode_session_reply, encode
-from directory.protocol.messages import (
-    Hello,
-    SessionRefused,
-    SessionReply,
-    Welcome,
-)
-from directory.protocol.version import VERSION_MAX, VERSION_MIN
-from transfer.ipc.channel import FdChannel, close_fds
 
 EXIT_CLEAN, EXIT_VIOLATIONS, EXIT_NO_ANSWER = 0, 1, 2
-DEADLINE_S: Final = 60.0
 SHOWN: Final = (
     "nodes",
     "namespaces",
@@ -46,17 +35,8 @@ SHOWN: Final = (
 """Figures that stand in the table; `--json` has all of them."""
 
 
-class NoAnswer(Exception):
-    """No daemon answered; the message says where and why."""
-
-
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    help="TOML file of settings (or TREECORED_CONFIG) that names the runtime folder.",
-)
-@click.option("--runtime-dir", help="Folder of the daemon's sockets. [$XDG_RUNTIME_DIR/treecored]")
+@daemon_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
     "--deadline",
@@ -73,8 +53,7 @@ def check(config: Path | None, runtime_dir: str | None, as_json: bool, deadline_
     nobody else while it walks its state.
     """
     try:
-        folder = load_settings(config, {"runtime_dir": runtime_dir}).runtime_dir
-        report = ask(folder, deadline_s)
+        report = ask(folder_of(config, runtime_dir), deadline_s)
     except (ConfigError, NoAnswer) as error:
         click.echo(f"treecored check: {error}", err=True)
         sys.exit(EXIT_NO_ANSWER)
@@ -88,23 +67,8 @@ def check(config: Path | None, runtime_dir: str | None, as_json: bool, deadline_
 
 def ask(folder: Path, deadline_s: float) -> AdminReport:
     """Ask the daemon of a runtime folder for its report. Raises `NoAnswer`."""
-    path = folder / SESSION_NAME
-    try:
-        channel = FdChannel.connect(str(path), deadline_s)
-    except OSError as error:
-        raise NoAnswer(f"no daemon listens at {path}: {error.strerror or error}") from None
-    try:
-        welcome = _call(channel, Hello(VERSION_MIN, VERSION_MAX, "treecored check"), deadline_s)
-        if not isinstance(welcome, Welcome):
-            _unexpected(welcome)
-        report = _call(channel, AdminCheck(), deadline_s)
-        if not isinstance(report, AdminReport):
-            _unexpected(report)
-        return report
-    except (ProtocolError, OSError) as error:
-        raise NoAnswer(f"the daemon at {path} did not answer: {error}") from None
-    finally:
-        channel.close()
+    with Asking(folder, deadline_s, "treecored check") as daemon:
+        return daemon.ask(AdminCheck(), AdminReport)
 
 
 def show(report: AdminReport, console: Console) -> None:
@@ -154,15 +118,3 @@ def _pools(pools: tuple[PoolReport, ...]) -> Table:
             pool.phase,
         )
     return table
-
-
-def _call(channel: FdChannel, message: Hello | AdminCheck, deadline_s: float) -> SessionReply:
-    payload, fds = channel.call(encode(message), deadline_s=deadline_s)
-    close_fds(fds)
-    return decode_session_reply(payload)
-
-
-def _unexpected(reply: SessionReply) -> NoReturn:
-    if isinstance(reply, SessionRefused):
-        raise NoAnswer(f"the daemon refused: {reply.code}: {reply.message}")
-    raise NoAnswer(f"the daemon answered with {type(reply).__name__}")

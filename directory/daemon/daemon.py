@@ -129,15 +129,17 @@ class Daemon:
         if self._kv is not None:
             self._kv.start(self._loop)
         while not self._stop_signal:
-            now, frames = now_us(), self.counters["frames"]
-            dues = [due for due in (self.movers.due_us(), self.recording.due_us(now)) if due]
-            if self._kv is not None and (due := self._kv.due_us()):
-                dues.append(due)
-            patience_s = max(0, min(dues) - now) / 1e6 if dues else None
+            frames, patience_s = self.counters["frames"], self.recording.patience_s
+            due = self.movers.due_us()
+            if self._kv is not None and (kv_due := self._kv.due_us()):
+                due = min(due or kv_due, kv_due)
+            if due is not None:
+                patience_s = min(max(0, due - now_us()) / 1e6, patience_s)
             self._loop.turn(0 if self._no_room else patience_s)
             self.movers.on_time(now_us())
             quiet = self.counters["frames"] == frames
-            self.recording.turn(now_us(), quiet=quiet, waiting=self.server.pending)
+            if quiet or self.recording.pressed:
+                self.recording.turn(now_us(), quiet=quiet, waiting=self.server.pending)
             if self._kv is not None:
                 self._kv.on_time(idle=quiet and not self.server.pending())
             if self._no_room:
@@ -239,8 +241,7 @@ class Daemon:
         """One new message of a client."""
         if isinstance(body, Ended):
             # For the sums and the log alone. Of a group speaks who was the first to register.
-            state = self._directory.registry.members.get(pool)
-            if state is not None and state.place == pool:
+            if (state := self._directory.pools.get(pool)) is not None:
                 self.recording.ended(state, body, now_us())
             return
         if self._defect is not None:

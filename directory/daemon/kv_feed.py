@@ -29,7 +29,7 @@ from directory.core.node import Node, Tap
 from directory.daemon.clock import now_us
 from directory.daemon.config import Settings
 from directory.daemon.loop import Loop
-from directory.daemon.runtime import StartError
+from directory.daemon.runtime import StartError, remove_stale_socket
 from directory.kvevents.addresses import Options, parse
 from directory.kvevents.capture import Capture
 from directory.kvevents.records import encode
@@ -91,6 +91,7 @@ class KvFeed:
         self._path = socket_path
         self._loop: Loop | None = None
         self._capture: Capture | None = None
+        self._bound = False
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._not_before_us = 0
@@ -162,7 +163,7 @@ class KvFeed:
         """End the publisher. Repeatable."""
         self._bury()
         self._context.term()
-        for place in (self._path, self._path.with_name(LISTING_NAME)):
+        for place in (self._path, self._path.with_name(LISTING_NAME)) if self._bound else ():
             place.unlink(missing_ok=True)
 
     # Private.
@@ -199,13 +200,18 @@ class KvFeed:
         feed.setsockopt(zmq.LINGER, 0)
         feed.setsockopt(zmq.IMMEDIATE, 1)
         feed.setsockopt(zmq.SNDHWM, limits.KV_EVENTS_MESSAGES_QUEUED)
-        with suppress(FileNotFoundError):
-            self._path.unlink()
         try:
+            remove_stale_socket(self._path)
             feed.bind(self._options.feed)
         except zmq.ZMQError as error:
             feed.close(linger=0)
             raise StartError(f"the socket {self._path} cannot be bound: {error}") from None
+        except StartError:
+            feed.close(linger=0)
+            raise
+        self._bound = True
+        # Until the new publisher has written it, nobody is to go where the last one was.
+        self._path.with_name(LISTING_NAME).unlink(missing_ok=True)
         return feed
 
     def _restart(self) -> zmq.Socket[bytes] | None:

@@ -18,7 +18,7 @@ import structlog
 
 from directory.analytics.hot import HotPrefixes
 from directory.analytics.log import AccessLog
-from directory.analytics.record import Access, Eviction, Hit, Named, Reason, Room, Tier
+from directory.analytics.record import Access, Eviction, Frame, Hit, Named, Reason, Room, Tier
 from directory.analytics.recorder import Chains, Recorder, Work
 from directory.core.events import Asked, Event, Flush, PoolClosed
 from directory.core.ids import HOST, Place, PoolId
@@ -33,9 +33,10 @@ from directory.protocol.ended import Ended, Wanted, unsound
 
 log = structlog.get_logger("recording")
 
-QUIET_US: Final = 2_000
+IDLE_S: Final = 3_600.0
+QUIET_S: Final = 0.002
 """So long nothing must have been asked before the log gets its turn."""
-FLUSH_US: Final = 1_000_000
+FLUSH_S: Final = 1.0
 """What a crash of the daemon may cost of the log."""
 CLOSE_US_MAX: Final = 500_000
 """So long the daemon's end waits for the log: the last pools' ends may be many evictions."""
@@ -92,7 +93,11 @@ class Recording:
         self._pools: dict[PoolId, PoolState] = {}
         self._sizes: set[int] = set()
         self._named: set[bytes] = set()
-        self._flushed_us = now_us
+        self._flushed_us = self.started_us
+        self.patience_s = IDLE_S
+        """How long the log can wait for its turn, from now on."""
+        self.pressed = False
+        """Whether it must have a piece of work done in every turn."""
         self._moments: dict[Tier, _Moments] = {"device": _Moments(), "host": _Moments()}
 
     @property
@@ -124,7 +129,7 @@ class Recording:
         space = node.space
         work = self._eviction(edges, space.page_key, space.fingerprint, space.key, gone)
         # The edges are the tree's own bytes, but for the one that may have gone with the node.
-        self._recorder.offer(work, ITEM_BYTES + len(node.edge))
+        self._offer(work, ITEM_BYTES + len(node.edge))
 
     def ended(self, pool: PoolState, ended: Ended, now_us: int) -> None:
         """A request has left a scheduler."""
@@ -135,7 +140,7 @@ class Recording:
         self.sums.ended(pool.instance, ended, pool.page_size)
         if self._recorder is not None:
             work = self._access(pool, ended, now_us)
-            self._recorder.offer(work, ITEM_BYTES + len(ended.tokens))
+            self._offer(work, ITEM_BYTES + len(ended.tokens))
 
     def pool_came(self, pool: PoolState, now_us: int) -> None:
         """A pool was taken in (told once a group)."""
@@ -145,7 +150,7 @@ class Recording:
         at_us = self.wall_us(now_us)
         if pool.page_bytes not in self._sizes and self._host_bytes >= pool.page_bytes:
             self._sizes.add(pool.page_bytes)
-            self._recorder.offer(
+            self._offer(
                 Room(
                     at_us=at_us,
                     tier="host",
@@ -154,57 +159,54 @@ class Recording:
                     page_bytes=pool.page_bytes,
                 )
             )
-        self._recorder.offer(_room(pool, at_us, pool.page_count))
+        self._offer(_room(pool, at_us, pool.page_count))
 
     def pool_went(self, pool: PoolId, now_us: int) -> None:
         """A pool is gone. Repeatable, and of any rank's number."""
         gone = self._pools.pop(pool, None)
         if gone is not None and self._recorder is not None:
-            self._recorder.offer(_room(gone, self.wall_us(now_us), 0))
+            self._offer(_room(gone, self.wall_us(now_us), 0))
 
     # When nobody waits.
-
-    def due_us(self, now_us: int) -> int | None:
-        """When the log wants its turn, if nothing else happens before."""
-        if self._recorder is None or self._log is None:
-            return None
-        if len(self._recorder):
-            return now_us + QUIET_US
-        return self._flushed_us + FLUSH_US if self._log.unwritten else None
 
     def turn(self, now_us: int, *, quiet: bool, waiting: Callable[[], bool]) -> None:
         """Do some work: while nobody is waiting after a quiet moment, or a single piece when the
         queue will not hold much longer."""
-        if self._recorder is None or self._log is None:
+        recorder, access_log = self._recorder, self._log
+        if recorder is None or access_log is None or not (quiet or self.pressed):
             return
+        at_us = self.wall_us(now_us)
         try:
-            self._work_on(self._recorder, self._log, now_us, quiet, waiting)
+            self._work_on(recorder, at_us, quiet, waiting)
+            if not len(recorder) and at_us - self._flushed_us >= 1e6 * FLUSH_S:
+                access_log.flush(at_us)
+                self._flushed_us = at_us
         except Exception as error:
             # The log is for people: a defect in it must not end what schedulers live on.
             log.error("the access log is given up", exc_info=error)
             self._recorder = self._log = None
+        self._look(recorder if self._recorder is not None else None)
 
     def _work_on(
-        self,
-        recorder: Recorder,
-        access_log: AccessLog,
-        now_us: int,
-        quiet: bool,
-        waiting: Callable[[], bool],
+        self, recorder: Recorder, at_us: int, quiet: bool, waiting: Callable[[], bool]
     ) -> None:
-        at_us = self.wall_us(now_us)
-        if not quiet:
-            if recorder.pressed:
-                recorder.step(at_us)
-            return
-        for _ in range(PIECES_A_TURN_MAX):
-            if not recorder.step(at_us):
-                break
-            if waiting():
+        for _ in range(PIECES_A_TURN_MAX if quiet else 1):
+            if not recorder.step(at_us) or (quiet and waiting()):
                 return
-        if now_us - self._flushed_us >= FLUSH_US and access_log.unwritten:
-            access_log.flush(at_us)
-            self._flushed_us = now_us
+
+    def _offer(self, item: Frame | Work, nbytes: int = ITEM_BYTES) -> None:
+        if self._recorder is not None:
+            self._recorder.offer(item, nbytes)
+            self._look(self._recorder)
+
+    def _look(self, recorder: Recorder | None) -> None:
+        """Note how the queue is, so that the daemon's loop need not ask."""
+        self.pressed = recorder is not None and recorder.pressed
+        self.patience_s = IDLE_S
+        if recorder is not None and len(recorder):
+            self.patience_s = QUIET_S
+        elif self._log is not None and self._log.unwritten:
+            self.patience_s = FLUSH_S
 
     def close(self, now_us: int) -> None:
         """Write what is left, as far as there is time. Repeatable."""

@@ -55,7 +55,7 @@ class RuntimeDir:
         runtime = cls(path, lock_fd)
         try:
             for place in (runtime.session_socket, runtime.router_socket):
-                _remove_stale_socket(place)
+                remove_stale_socket(place)
         except StartError:
             runtime.release()
             raise
@@ -207,7 +207,8 @@ def _is_own_socket(place: Path) -> bool:
     return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()
 
 
-def _remove_stale_socket(place: Path) -> None:
+def remove_stale_socket(place: Path) -> None:
+    """Remove a dead daemon's socket, its lock being ours; raises `StartError` for what is none."""
     if not os.path.lexists(place):
         return
     if not _is_own_socket(place):

@@ -211,7 +211,9 @@ class Driver:
                     self._done(reply)
                 case Imported():
                     assert reply.ok, reply.detail
-                    next(s for s in self._sides if s.coming == reply.pool).arrived()
+                    for side in self._sides:
+                        if side.coming == reply.pool:
+                            side.arrived()
                 case Released():
                     assert not reply.detail, reply.detail
                     self._released(reply.pool)
@@ -285,9 +287,11 @@ class Driver:
         forget = self._without == "generation-check"
         self._last_pool += 1
         number = side.pool if forget and side.pool else self._last_pool
-        if side.pool:
-            side.leaving[side.pool] = side.generation
-            self._mover.release_pool(side.pool)
+        # On a slow machine the last one may still be coming; the one before it has been left.
+        last = side.coming or side.pool
+        if last:
+            side.leaving[last] = side.generation
+            self._mover.release_pool(last)
         side.comes(number, message.generation, keep_names=forget)
         if not forget:
             self._tables[number] = TimelineTable.open(self._ipc, fds[-2])

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_pages_are_different_and_all_of_the_pool(choose: object, total: int) -> 
 
 def test_an_allocator_leaves_runs_and_a_random_choice_does_not() -> None:
     def neighbours(pages: list[int]) -> int:
-        return sum(b == a + 1 for a, b in zip(pages, pages[1:], strict=False))
+        return sum(b == a + 1 for a, b in pairwise(pages))
 
     rng = random.Random(3)
     assert neighbours(allocated(512, 256, rng)) > 64

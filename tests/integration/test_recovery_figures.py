@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "--kills", "3", "--rounds", "2", "--tier-gib", "0.03125", "--page-bytes", "16384",
-    "--warm-rounds", "1", "--pool-pages", "1000", "--control-s", "0.2",
+    "--warm-rounds", "1", "--pool-pages", "1000", "--control-s", "0.2", "--returns", "2",
 )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from directory.cli.check import NoAnswer, ask
+from directory.cli.asking import NoAnswer
+from directory.cli.check import ask
 from directory.protocol.admin import AdminReport
 from tests.integration.daemon.support import DaemonProcess, wait_until
 from tests.sglang.engines import Engine, Nursery, spawned

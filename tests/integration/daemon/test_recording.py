@@ -236,8 +236,8 @@ def test_top_is_drawn_live_and_as_a_picture_of_80_columns(tmp_path: Path) -> Non
         for number in range(3):
             node.serve(number, 1, 2, 3, tail=1)
         told(runtime_dir, 3)
-        options = ["--count", "2", "--interval", "0.1", "--svg", svg]
-        done = run("top", *options, "--runtime-dir", runtime_dir)
+        options = ("--count", "2", "--interval", "0.1")
+        done = run("top", *options, "--svg", svg, "--runtime-dir", runtime_dir)
         node.close()
     assert done.exit_code == 0, done.output
     assert "hottest prefixes" in done.output

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from directory.cli.chaos_faults import DAEMON, KINDS, MOVER, Fault
+from directory.cli.chaos_fault import DAEMON, MOVER, Fault
+from directory.cli.chaos_faults import KINDS
 from directory.cli.chaos_fleet import Held, Scheduler
 from directory.cli.chaos_report import report_on
 from directory.cli.chaos_run import Counted, KindCount, Plan, Run

@@ -196,7 +196,9 @@ def test_every_event_message_action_and_answer_is_reached(seen: Seen) -> None:
 
 
 def test_every_message_body_is_in_the_union_of_requests() -> None:
-    assert set(events.Body.__subclasses__()) == set(get_args(Request))
+    # Others that have loaded more than the core know a body that never reaches it.
+    bodies = {kind for kind in events.Body.__subclasses__() if kind.__module__ == events.__name__}
+    assert bodies == set(get_args(Request))
 
 
 def test_every_step_of_every_life_cycle_is_reached(seen: Seen) -> None:

@@ -119,16 +119,19 @@ def test_a_lease_moves_with_a_request_that_grows() -> None:
 
 def test_every_lease_falls_with_its_owner() -> None:
     world = World()
-    a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    a, b, c = (Scheduler(world, name) for name in "abc")
     a.publish([1, 2])
     world.finish_all()
     b.match([1, 2])
+    c.match([1, 2])
     a.match([1, 2])
     assert world.directory.host.locked_pages == 2
     world.close(b.pool)
     assert world.directory.host.locked_pages == 2
+    world.close(c.pool)
+    assert world.directory.host.locked_pages == 0, "a has all of it in its own pool"
+    assert a.totals() == (0, 2)
     world.close(a.pool)
-    assert world.directory.host.locked_pages == 0
     assert not len(world.directory.leases)
 
 

@@ -214,3 +214,15 @@ def test_taps_are_joined_and_none_costs_nothing() -> None:
     assert both is not None
     both(node, HOST, 1)
     assert heard == ["one", "two"]
+
+
+def test_what_is_in_the_way_and_no_socket_is_left_alone(rig: Rig, tmp_path: Path) -> None:
+    settings = Settings(kv_events="tcp://127.0.0.1:5557")
+    elsewhere = open_feed(settings, tmp_path, Counter())
+    assert elsewhere is not None
+    place = tmp_path / kv_feed.SOCKET_NAME
+    place.write_text("somebody's")
+    with pytest.raises(StartError, match=r"is in the way"):
+        elsewhere.start(rig.loop)
+    elsewhere.close()
+    assert place.read_text() == "somebody's"

@@ -28,7 +28,7 @@ from directory.core.events import (
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages, pack_tokens
 from directory.daemon.explaining import Explainer
-from directory.daemon.recording import Recording
+from directory.daemon.recording import IDLE_S, Recording
 from directory.daemon.tree_report import tree_report
 from directory.protocol.admin import AdminExplain, AdminTree
 from directory.protocol.ended import Ended, unsound
@@ -79,7 +79,7 @@ class Rig:
         self.ask(pool, Insert("r", 0, key, tokens_of(letters), pages, self.spans, 0, (0, 0)))
 
     def settle(self) -> None:
-        while self.recording.due_us(self.now_us) is not None:
+        while self.recording.patience_s < IDLE_S:
             self.now_us += 2_000_000
             self.recording.turn(self.now_us, quiet=True, waiting=lambda: False)
 
@@ -200,7 +200,7 @@ def test_a_defect_of_the_log_ends_the_log_and_nothing_else(tmp_path: Path) -> No
     rig.recording.ended(pool, ended(), rig.now_us)
     rig.recording.turn(rig.now_us, quiet=True, waiting=lambda: False)
     assert rig.recording.log_report() is None
-    assert rig.recording.due_us(rig.now_us) is None
+    assert rig.recording.patience_s == IDLE_S
     rig.recording.ended(pool, ended(), rig.now_us)
     assert rig.recording.sums.served()[0].requests == 2
 
