@@ -77,7 +77,7 @@ JOURNAL_COMPACT_BYTES_A_STEP: Final = 64 * KIB
 KV_EVENTS_SCHEDULERS_MAX: Final = 64
 """Addresses for KV events: one an instance; that of a dead one is given to another when needed."""
 KV_EVENTS_RECORDS_MAX: Final = 65_536
-"""Changes that wait for the publisher of KV events; beyond, they are dropped and all is told anew."""
+"""Changes that wait for the publisher of KV events; beyond, they are dropped, all is told anew."""
 KV_EVENTS_QUEUE_BYTES_MAX: Final = 64 * MIB
 """Tokens of those changes."""
 KV_EVENTS_RECORDS_A_MESSAGE: Final = 256
