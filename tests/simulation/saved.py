@@ -10,6 +10,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
+from sortedcontainers import SortedList
+
 from directory.core.actions import SubmitCopy
 from directory.core.copies import Copy
 from directory.core.eviction import EvictionOrder
@@ -211,7 +213,7 @@ def _load_nodes(tiny: Tiny, saved: tuple[Values, ...]) -> dict[int, Node]:
 def _eviction(keys: tuple[Values, ...]) -> EvictionOrder:
     order = EvictionOrder.__new__(EvictionOrder)
     order._keys = {key[2]: cast(tuple[int, int, int], key) for key in keys}
-    order._heap = list(order._keys.values())
+    order._entries = SortedList(order._keys.values())
     return order
 
 

@@ -50,10 +50,10 @@ def test_the_order_is_that_of_the_keys_whatever_came_before() -> None:
     assert list(order) == [key[2] for key in sorted(keys.values())]
 
 
-def test_what_was_put_and_taken_out_again_leaves_no_growing_heap() -> None:
+def test_what_was_put_and_taken_out_again_leaves_no_growing_list() -> None:
     order = EvictionOrder()
     for tick in range(10_000):
         order.put(7, 0, tick)
         order.discard(7)
         order.put(8, 0, tick)
-    assert len(order._heap) <= 2 * len(order) + OUTDATED_MIN + 1
+    assert len(order._entries) <= 2 * len(order) + OUTDATED_MIN + 1
