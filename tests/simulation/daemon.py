@@ -146,7 +146,9 @@ class SimDaemon:
         """Start a mover and tell it what it must know."""
         if not self.alive or self.mover is not None:
             return
-        mover = SimMover(self._heap, self._rng, self._options, self._heard_from_mover)
+        mover = SimMover(
+            self._heap, self._rng, self._options, self._heard_from_mover, self.lose_mover
+        )
         mover.device.faulty = self.faulty
         self.mover = mover
         self.movers.append(mover)

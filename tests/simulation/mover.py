@@ -19,6 +19,7 @@ from tests.simulation.device import SimDevice
 from tests.simulation.heap import Heap
 from tests.simulation.memory import PoolMemory, SimImport, SimTier
 from tests.simulation.options import Options
+from transfer.device.protocol import DeviceLost
 from transfer.engine import Engine, EngineEvent
 from transfer.engine_limits import EngineLimits
 from transfer.messages import Imported
@@ -28,9 +29,16 @@ Take = Callable[[Said], None]
 
 
 class SimMover:
-    """One mover process. `take`: the daemon's ear."""
+    """One mover process. `take`: the daemon's ear; `ended`: told when it ends by itself."""
 
-    def __init__(self, heap: Heap, rng: random.Random, options: Options, take: Take) -> None:
+    def __init__(
+        self,
+        heap: Heap,
+        rng: random.Random,
+        options: Options,
+        take: Take,
+        ended: Callable[[], None],
+    ) -> None:
         self.alive = True
         self.said: deque[Said] = deque()
         self.device = SimDevice(heap, rng, options, self._wake)
@@ -44,6 +52,7 @@ class SimMover:
         self._rng = rng
         self._options = options
         self._take = take
+        self._ended = ended
         self._heard_us = 0
         self._said_us = 0
         self._awake = False
@@ -109,8 +118,14 @@ class SimMover:
     def _turn(self) -> None:
         if not self.alive:
             return
-        for event in self.engine.step():
-            self._say(event)
+        try:
+            for event in self.engine.step():
+                self._say(event)
+        except DeviceLost:
+            # A slice that never ends: only the end of the process makes its pages quiet.
+            self.kill()
+            self._heap.after(1, self._ended)
+            return
         if not self.engine.idle and not self._polling:
             self._polling = True
             self._heap.after(self._options.poll_us, self._poll)

@@ -45,8 +45,14 @@ def held_prefix_of_any_pool(original: Call) -> Call:
 @seam(core_requests, "match_own")
 def match_own_without_use(original: Call) -> Call:
     def match_own(tree: Tree, pool: PoolState, space: Space, steps: list[Step]) -> OwnMatch:
-        with swapped(Tree, "touch", lambda *_: None):
-            found: OwnMatch = original(tree, pool, space, steps)
+        here = [node.places[pool.place] for node, _ in steps if pool.place in node.places]
+        ticks = [residency.tick for residency in here]
+        found: OwnMatch = original(tree, pool, space, steps)
+        for residency, tick in zip(here, ticks, strict=True):
+            residency.tick = tick
+        if found.pages:
+            found.node.places[pool.place].tick = ticks[-1]
+            tree.refresh(found.node, pool.place)
         return found
 
     return match_own

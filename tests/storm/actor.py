@@ -62,6 +62,14 @@ class DirectClient:
         """Tell."""
         self.call(body)
 
+    def poll(self) -> list[tuple[int, AnyReply | None]]:
+        """What was asked has been answered by `call`."""
+        return []
+
+    def now_us(self) -> int:
+        """This storm has no time: nothing takes any."""
+        return 0
+
     def lose(self, reason: str) -> None:
         """In this storm no question stays without its answer."""
         raise Violation(f"pool {self.pool} gives its daemon up: {reason}")

@@ -33,7 +33,7 @@ def test_a_running_daemon_walks_its_state_and_serves_on(daemon: DaemonProcess) -
         (pool,) = report["pools"]
         assert (pool["instance"], pool["pages"], pool["phase"]) == ("a", 1, "live")
         assert report["counters"]["host_pages"] == 1
-        assert report["counters"]["daemon_admin_checks"] == 1
+        assert report["counters"]["daemon_admin_questions"] == 1
         table = check(daemon)
         assert table.returncode == 0
         assert "every invariant holds" in table.stdout

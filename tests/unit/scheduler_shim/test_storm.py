@@ -99,6 +99,8 @@ class Storm:
         self.daemon.fail_copies = lambda _: False
         if self.daemon.absent:
             self.daemon.restart()
+        for node in self.nodes:
+            node.tick()  # an end that came with the last step is noticed
         while any(node.scheduler.client is None for node in self.nodes):
             self.daemon.clock_us += 50_000
             for node in self.nodes:
