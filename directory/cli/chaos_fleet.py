@@ -8,6 +8,7 @@ never judge what a process says, and a death that nobody ordered ends the run.
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -40,11 +41,15 @@ SIZES_VARY: Final = ("log.", "tier.lock", "owner")
 
 
 class Held(NamedTuple):
-    """What the processes hold: shared-memory objects and their bytes, descriptors by role."""
+    """What the processes hold: shared-memory objects and their bytes, descriptors by role.
+
+    `kinds`: what each role's descriptors are, without numbers ("socket:[]"), one name a descriptor.
+    """
 
     objects: int
     nbytes: int
     descriptors: dict[str, int]
+    kinds: dict[str, list[str]]
 
 
 class Scheduler:
@@ -186,16 +191,17 @@ class Fleet:
         pids = {"daemon": self.daemon.pid, "mover": mover_pid}
         pids |= {scheduler.name: scheduler.pid for scheduler in self.schedulers}
         sizes: dict[tuple[int, int], int] = {}
-        descriptors: dict[str, int] = {}
+        kinds: dict[str, list[str]] = {}
         for role, pid in pids.items():
-            names = os.listdir(f"/proc/{pid}/fd")
-            descriptors[role] = len(names)
-            for name in names:
-                _measure(f"/proc/{pid}/fd/{name}", sizes)
+            paths = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+            kinds[role] = [_kind(path) for path in paths]
+            for path in paths:
+                _measure(path, sizes)
         if self.daemon.host_dir is not None:
-            for path in self.daemon.host_dir.iterdir():
-                _measure(str(path), sizes)
-        return Held(len(sizes), sum(sizes.values()), descriptors)
+            for file in self.daemon.host_dir.iterdir():
+                _measure(os.fspath(file), sizes)
+        counts = {role: len(names) for role, names in kinds.items()}
+        return Held(len(sizes), sum(sizes.values()), counts, kinds)
 
     # Private.
 
@@ -234,6 +240,13 @@ def await_end(pid: int, deadline_s: float) -> bool:
         return bool(select.select([pidfd], [], [], deadline_s)[0])
     finally:
         os.close(pidfd)
+
+
+def _kind(path: str) -> str:
+    try:
+        return re.sub(r"\d+", "", os.readlink(path))
+    except OSError:
+        return "closed meanwhile"
 
 
 def _measure(path: str, sizes: dict[tuple[int, int], int]) -> None:

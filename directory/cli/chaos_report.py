@@ -6,6 +6,7 @@ Owns the wording and what counts as a failure. It must never compute what no pro
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
 import msgspec
 from rich import box
@@ -176,7 +177,11 @@ def _problems(counted: Counted, violations: list[str]) -> list[str]:
         )
     for role, count in before.descriptors.items():
         if after.descriptors[role] != count:
-            found.append(f"{role} had {count} descriptors and has {after.descriptors[role]}")
+            was, now = Counter(before.kinds.get(role)), Counter(after.kinds.get(role))
+            found.append(
+                f"{role} had {count} descriptors and has {after.descriptors[role]} "
+                f"(more: {sorted((now - was).elements())}, less: {sorted((was - now).elements())})"
+            )
     if counted.left_alive:
         found.append(f"movers outlived their daemon: {counted.left_alive}")
     missing = [each.kind for each in counted.faults if not each.seconds]

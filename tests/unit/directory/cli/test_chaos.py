@@ -93,7 +93,7 @@ def counted(**changes: Any) -> Counted:
     """A run without a flaw, but for what is given."""
     tally = Tally(16)
     tally.add(Finished(1, 64, 2, 1, 1, verified=4, wrong=0, seconds=0.1))
-    held = Held(5, 4_096, {"daemon": 20, "mover": 9})
+    held = Held(5, 4_096, {"daemon": 20, "mover": 9}, {})
     summary = Summary("s0", "mirrored", (), {"returned": 2}, {}, (f"{DAEMON_LOST}it was killed",))
     given: dict[str, Any] = {
         "tally": tally,
@@ -142,8 +142,16 @@ def flawed(**fields: Any) -> Tally:
             {"summaries": [Summary("s0", "thin", (), {}, {}, ("a page is lost",))]},
             "s0: a page is lost",
         ),
-        ({"held": (Held(5, 1, {}), Held(5, 2, {}))}, "shared memory changed"),
-        ({"held": (Held(5, 1, {"a": 1}), Held(5, 1, {"a": 2}))}, "a had 1 descriptors and has 2"),
+        ({"held": (Held(5, 1, {}, {}), Held(5, 2, {}, {}))}, "shared memory changed"),
+        (
+            {
+                "held": (
+                    Held(5, 1, {"a": 1}, {"a": ["pipe:[]"]}),
+                    Held(5, 1, {"a": 2}, {"a": ["pipe:[]", "socket:[]"]}),
+                )
+            },
+            "a had 1 descriptors and has 2 (more: ['socket:[]'], less: [])",
+        ),
         ({"left_alive": [17]}, "outlived"),
         ({"faults": [KindCount("mover-kill", [])]}, "no fault of these kinds"),
     ],
