@@ -106,7 +106,8 @@ def group(device: str, scale: str, out: Path, work: Path, name: str) -> None:
     folder = work / name
     folder.mkdir(parents=True, exist_ok=True)
     port = FIRST_PORT + PORTS * list(GROUPS).index(name)
-    place = Place(folder, gpus() if device == "cuda" else (), port)
+    found = gpus() if device == "cuda" else ()
+    place = Place(folder, found, port, list(GROUPS).index(name) % max(1, len(found)))
     python = sys.executable if device == "cuda" else str(python_of(VERSION))
     chosen = GROUPS[name]
     if name.startswith("ttft"):

@@ -9,6 +9,7 @@ answers to the same visits.
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,23 @@ def _rows(
     seed: int,
 ) -> dict[str, Any]:
     asked = questions(scale.ids, scale.shortest, scale.ids_longest, seed, NEW)
-    cold = [Drive([stock[0]], visits(asked, 1, turn), turn, scale.running).run() for turn in (1, 2)]
-    radix = Drive([stock[1]], visits(asked, TIMES, seed), seed, scale.under_way).run()
-    shared = Drive(engines, visits(asked, TIMES, seed), seed, scale.under_way).run()
+    with ThreadPoolExecutor() as at_a_time:
+        beside = at_a_time.submit(
+            Drive([stock[1]], visits(asked, TIMES, seed), seed, scale.under_way).run
+        )
+        shared_run = at_a_time.submit(
+            Drive(engines, visits(asked, TIMES, seed), seed, scale.under_way).run
+        )
+        drives = [Drive([stock[0]], visits(asked, 1, turn), turn, scale.running) for turn in (1, 2)]
+        cold = [drive.run() for drive in drives]
+        radix, shared = beside.result(), shared_run.result()
     pair.settle_digests()
     digests = compare(pair.digests)
     at_rest = pair.at_rest()
     first, second = ({n: seen[0][0] for n, seen in answers.ids.items()} for answers in cold)
     agree = {number for number in first if second.get(number) == first[number]}
     rows = judge(shared, first, agree)
-    beside = judge(radix, first, agree)
+    own_cache = judge(radix, first, agree)
     failed = [*shared.failed, *cold[0].failed, *cold[1].failed]
     differing = len(asked) - len(agree)
     if deterministic:
@@ -93,7 +101,7 @@ def _rows(
         "prompts": len(asked),
         "stock_differs_from_itself": differing,
         **rows,
-        "stock_radix": beside,
+        "stock_radix": own_cache,
         "digests": digests.as_json(),
         "failed": failed[:5],
         "violations": list(at_rest.violations)[:5],

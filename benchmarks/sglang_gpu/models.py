@@ -2,8 +2,8 @@
 
 Owns the shapes. `tiny` is the tests' model for dry runs; `small` and `wide` are bf16 with weights
 wide enough that every token counts, so a wrong page changes what follows; `large` has the shape of
-an 8B model and SGLang's dummy weights, for what takes how long. With torch, in SGLang's own
-environment: `python -m benchmarks.sglang_gpu.models NAME FOLDER`.
+an 8B model (13 GiB of it are written), for what takes how long. Drawn on a GPU where there is one.
+With torch, in SGLang's own environment: `python -m benchmarks.sglang_gpu.models NAME FOLDER`.
 """
 
 from __future__ import annotations
@@ -57,34 +57,39 @@ def kv_bytes(name: str) -> int:
 
 
 def write(name: str, folder: Path) -> None:
-    """Write config and weights; `large` has none, SGLang fills it."""
+    """Write config and weights; the config last, so that what has one is whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name != "large":
-        _write_weights(name, folder)
+    _write_weights(name, folder)
     (folder / "config.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
 
 
 def _write_weights(name: str, folder: Path) -> None:
+    """One file a layer, because safetensors wants the whole of a file in memory."""
     import torch
     from safetensors.torch import save_file  # type: ignore[import-not-found, unused-ignore]
 
-    draw = torch.Generator().manual_seed(SEED)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    draw = torch.Generator(device).manual_seed(SEED)
     shape = SHAPES[name]
 
-    def matrix(rows: int, columns: int) -> Any:
+    def matrix(rows: int, columns: int, scale: float = 0.0) -> Any:
         # Unit variance in, unit variance out, and attention that looks at few tokens.
-        values = torch.randn((rows, columns), generator=draw) * 1.5 / columns**0.5
-        return values.to(torch.bfloat16)
+        values = torch.randn((rows, columns), generator=draw, device=device)
+        return (values * (scale or 1.5 / columns**0.5)).to(torch.bfloat16).cpu()
 
     hidden, inner, dim = shape["hidden"], shape["inner"], shape["dim"]
     wide, narrow = shape["heads"] * dim, shape["kv_heads"] * dim
     ones = torch.ones(hidden, dtype=torch.bfloat16)
-    tensors = {"model.norm.weight": ones.clone(), "lm_head.weight": matrix(VOCABULARY, hidden)}
-    embedding = torch.randn((VOCABULARY, hidden), generator=draw)
-    tensors["model.embed_tokens.weight"] = embedding.to(torch.bfloat16)
+    files: dict[str, dict[str, Any]] = {
+        "model.safetensors": {
+            "model.norm.weight": ones.clone(),
+            "lm_head.weight": matrix(VOCABULARY, hidden),
+            "model.embed_tokens.weight": matrix(VOCABULARY, hidden, 1.0),
+        }
+    }
     for layer in range(shape["layers"]):
         here = f"model.layers.{layer}"
-        tensors |= {
+        files[f"model-{layer}.safetensors"] = {
             f"{here}.input_layernorm.weight": ones.clone(),
             f"{here}.post_attention_layernorm.weight": ones.clone(),
             f"{here}.self_attn.q_proj.weight": matrix(wide, hidden),
@@ -95,7 +100,9 @@ def _write_weights(name: str, folder: Path) -> None:
             f"{here}.mlp.up_proj.weight": matrix(inner, hidden),
             f"{here}.mlp.down_proj.weight": matrix(hidden, inner),
         }
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+        for file, tensors in files.items():
+            save_file(tensors, str(folder / file), metadata={"format": "pt"})
+        files.clear()
 
 
 if __name__ == "__main__":

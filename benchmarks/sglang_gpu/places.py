@@ -35,11 +35,13 @@ class Place:
     """A machine as the runs see it. `gpus`: the UUIDs of its GPUs; none: a CPU.
 
     `port`: below it are ports of others; engines get those above it, below the ephemeral ones.
+    `first`: which of the GPUs is number 0 here, so that groups that run together spread out.
     """
 
     folder: Path
     gpus: tuple[str, ...] = ()
     port: int = 21_000
+    first: int = 0
     _nursery: Nursery | None = field(default=None, init=False)
 
     @property
@@ -50,7 +52,11 @@ class Place:
     @property
     def daemon_flags(self) -> list[str]:
         """What `treecored serve` is told of the machine."""
-        return ["--device", f"cuda:{self.gpus[0]}"] if self.gpus else []
+        return ["--device", f"cuda:{self.gpus[self.ordinal(0)]}"] if self.gpus else []
+
+    def ordinal(self, gpu: int) -> int:
+        """The machine's number of a GPU of this place."""
+        return (self.first + gpu) % len(self.gpus)
 
     def engine(
         self, name: str, environ: Mapping[str, str], given: Mapping[str, Any], gpu: int = 0
@@ -65,7 +71,7 @@ class Place:
                 self._nursery = Nursery(VERSION, self.folder)
             return self._nursery.engine(name, self.folder, environ=dict(environ), **arguments)
         arguments["environ"] = dict(environ)
-        variables = cuda_environ(gpu)
+        variables = cuda_environ(self.ordinal(gpu))
         return spawned_by((sys.executable,), variables, VERSION, name, self.folder, arguments)
 
     def gpu_bytes_used(self, gpu: int = 0) -> int:
@@ -75,7 +81,7 @@ class Place:
         import pynvml  # type: ignore[import-not-found, unused-ignore]
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(self.gpus[gpu])
+        handle = pynvml.nvmlDeviceGetHandleByUUID(self.gpus[self.ordinal(gpu)])
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ SCALES: Final[dict[str, Scale]] = {
     ),
     "full": Scale(
         model="small", prompts=200, shortest=100, longest=20_000, times=3, pool=49_152, running=16,
-        chunk=2_048, under_way=32, host_tier="2GiB", seconds=110, ids=40, ids_longest=9_000,
+        chunk=2_048, under_way=32, host_tier="2GiB", seconds=110, ids=200, ids_longest=20_000,
         kills_model="wide", kills_pool=65_536, kills_requests=200, ttft_model="large",
         ttft_lengths=(8_192, 2_048, 32_768), ttft_pairs=10, ttft_pool=40_960, ttft_tier_gib=16,
     ),

@@ -44,7 +44,6 @@ def run(
         "max_total_tokens": scale.ttft_pool,
         "chunked_prefill_size": chunk,
         "context_length": scale.ttft_pool,
-        "load_format": "dummy" if scale.ttft_model == "large" else "auto",
         "random_seed": 1,
     }
     tier = f"{scale.ttft_tier_gib}GiB" if place.cuda else "64MiB"
