@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.sglang_gpu import pack, workload
 from benchmarks.sglang_gpu.groups import GROUPS
-from benchmarks.sglang_gpu.ids import judge
+from benchmarks.sglang_gpu.ids import above, judge
 from benchmarks.sglang_gpu.scales import SCALES
 from benchmarks.sglang_gpu.show import show
 from tests.sglang import wire
@@ -100,6 +100,19 @@ def test_only_prompts_for_which_stock_agrees_with_itself_are_an_oracle() -> None
     assert found["visits"] == {"cold": 1, "restored": 1, "own pool": 1}
     assert found["differing"] == {"own pool": 1}
     assert found["differing_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "more"),
+    [(150, 146, False), (160, 146, False), (180, 146, True), (9, 99, False)],
+)
+def test_more_differing_answers_than_chance_gives_are_too_many(
+    ours: int, stock: int, more: bool
+) -> None:
+    def share(count: int) -> dict[str, float]:
+        return {"all_visits": 600, "all_differing": count, "differing_share": count / 600}
+
+    assert above(share(ours), share(stock)) is more
 
 
 @pytest.mark.parametrize("name", ["sglang/multimodal_gen/a.py", "sgl_kernel/sm100/ops.so"])
