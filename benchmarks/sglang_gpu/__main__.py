@@ -2,6 +2,7 @@
 
     python -m benchmarks.sglang_gpu run --device cpu --scale tiny --out FOLDER [GROUP ...]
     python -m benchmarks.sglang_gpu table FOLDER
+    python -m benchmarks.sglang_gpu plot ROWS.json PICTURE.svg
 
 Owns the processes of the groups: each has a time limit, writes its result as one JSON file, and is
 not run again where that file is there. On a GPU machine it runs inside the packed site (pack.py).
@@ -24,12 +25,15 @@ import click
 from benchmarks.sglang_gpu import models
 from benchmarks.sglang_gpu.groups import GROUPS
 from benchmarks.sglang_gpu.places import VERSION, Place, gpus
+from benchmarks.sglang_gpu.plot import svg
 from benchmarks.sglang_gpu.scales import SCALES
 from benchmarks.sglang_gpu.show import show
 from tests.sglang.environments import python_of
 from tests.sglang.tied import die_with_parent
 
 FIRST_PORT = 21_000
+TIMED = ("ttft", "rows", "profile", "loaded")
+"""How groups begin that save what there is as they go, and that have a model of their own."""
 PORTS = 16
 """Of each group's engines."""
 
@@ -67,8 +71,9 @@ def run(
     wanted = deque(name for name in names or GROUPS if not (out / f"{name}.json").exists())
     chosen = SCALES[scale]
     python = sys.executable if device == "cuda" else str(python_of(VERSION))
-    for model in {chosen.model, chosen.kills_model}:
-        models.make(model, work / f"model-{model}", python)
+    if not all(name.startswith(TIMED) for name in wanted):
+        for model in {chosen.model, chosen.kills_model}:
+            models.make(model, work / f"model-{model}", python)
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     began = time.monotonic()
     while wanted or running:
@@ -85,7 +90,8 @@ def run(
             if late and process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                _save(out, name, {"ok": False, "error": f"not done after {limit:.0f} s"})
+                late_result = {"ok": False, "error": f"not done after {limit:.0f} s"}
+                _save(out, name, _saved(out, name) | late_result)
             if process.poll() is not None:
                 took = time.monotonic() - started
                 click.echo(f"{name}: exit status {process.returncode} after {took:.0f} s")
@@ -110,13 +116,14 @@ def group(device: str, scale: str, out: Path, work: Path, name: str) -> None:
     place = Place(folder, found, port, list(GROUPS).index(name) % max(1, len(found)))
     python = sys.executable if device == "cuda" else str(python_of(VERSION))
     chosen = GROUPS[name]
-    if name.startswith("ttft"):
+    if name.startswith(TIMED):
         chosen = _saving(chosen, out, name)
     began = time.monotonic()
     try:
         result = chosen(place, SCALES[scale], python)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the group's result
-        result = {"ok": False, "error": f"{type(error).__name__}: {error}"[:6000]}
+        result = _saved(out, name) if name.startswith(TIMED) else {}
+        result |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:6000]}
         result["traceback"] = traceback.format_exc()[-3000:]
     finally:
         place.close()
@@ -131,6 +138,16 @@ def _saving(chosen, out: Path, name: str):  # type: ignore[no-untyped-def]
     )
 
 
+def _saved(out: Path, name: str) -> dict[str, object]:
+    """What a group has saved so far."""
+    try:
+        found = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    assert isinstance(found, dict)
+    return found
+
+
 def _save(out: Path, name: str, result: dict[str, object]) -> None:
     path = out / f"{name}.json"
     path.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
@@ -141,6 +158,14 @@ def _save(out: Path, name: str, result: dict[str, object]) -> None:
 def table(folder: Path) -> None:
     """Print the results in a folder."""
     click.echo(show(folder))
+
+
+@app.command()
+@click.argument("rows", type=click.Path(path_type=Path, exists=True))
+@click.argument("picture", type=click.Path(path_type=Path))
+def plot(rows: Path, picture: Path) -> None:
+    """Draw the result of the group `rows` as an SVG."""
+    picture.write_text(svg(json.loads(rows.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sglang_gpu import exact, ids, kills, ttft
+from benchmarks.sglang_gpu import exact, ids, kills, loaded, rows, ttft
 from benchmarks.sglang_gpu.places import Place
 from benchmarks.sglang_gpu.scales import Scale
 
@@ -39,6 +39,11 @@ GROUPS: Final[dict[str, Group]] = {
     "kills-layerwise": partial(kills.run, loads="layerwise"),
     "two-gpus-held": partial(exact.run, loads="held", page=16, overlap=True, gpus=(0, 1)),
     "two-gpus-layerwise": partial(exact.run, loads="layerwise", page=64, overlap=True, gpus=(0, 1)),
+    "rows": rows.run,
+    "rows-checked": partial(rows.run, pairs=1, checked=True),
+    "loaded": loaded.run,
+    "loaded-checked": partial(loaded.run, rounds=1, checked=True),
+    "profile": partial(rows.run, pairs=4, marks=True, dummy=True),
     "ttft": ttft.run,
     "ttft-direct": partial(ttft.run, hicache=("direct", "page_first_direct")),
 }

@@ -36,6 +36,13 @@ def make(name: str, folder: Path, python: Path | str = sys.executable) -> Path:
     return folder
 
 
+def without_weights(name: str, folder: Path) -> Path:
+    """Its config alone, for SGLang's `load_format="dummy"`: what takes how long is the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
+    return folder
+
+
 def config_of(name: str) -> dict[str, Any]:
     """What transformers calls its config."""
     shape = SHAPES[name]

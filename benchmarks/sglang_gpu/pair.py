@@ -41,9 +41,10 @@ class Pair:
         program: Sequence[str] = (),
         *,
         checked: bool = True,
+        daemons: Mapping[str, str] | None = None,
     ) -> None:
         """`given`: SGLang's arguments; `environ`: treecored's settings; `program`: the daemon's;
-        `checked`: engines record digests."""
+        `checked`: engines record digests; `daemons`: variables of the daemon."""
         self.place = place
         self.model = model
         self.given = given
@@ -54,6 +55,7 @@ class Pair:
             self.environ["TREECORED_CHECK_DIGESTS"] = str(self.digests)
         self.engines: list[Engine] = []
         self._program = program
+        self._daemons = daemons
         self._host_tier = host_tier
         self.daemon = self._daemon()
 
@@ -111,7 +113,8 @@ class Pair:
     def _daemon(self) -> DaemonProcess:
         program = (sys.executable, *self._program) if self._program else ()
         flags = ["--host-tier", self._host_tier, "--segment", "64MiB", *self.place.daemon_flags]
-        return DaemonProcess(self.place.folder / "rt", *flags, program=program)
+        folder = self.place.folder / "rt"
+        return DaemonProcess(folder, *flags, program=program, environ=self._daemons)
 
     def close(self) -> None:
         """End everything, the engines first."""

@@ -28,6 +28,8 @@ ON_CUDA: Mapping[str, object] = {
     "mem_fraction_static": 0.9,
     "sleep_on_idle": True,
 }
+TIMED: Mapping[str, object] = {"sleep_on_idle": False}
+"""For what is timed: SGLang's own default. An idle scheduler is awake then, at a core's cost."""
 
 
 @dataclass
@@ -83,6 +85,21 @@ class Place:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(self.gpus[self.ordinal(gpu)])
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+    def gpu_bytes_of(self, pid: int) -> int:
+        """Memory of all GPUs that a process has; 0 where nobody can say."""
+        if not self.cuda:
+            return 0
+        import pynvml  # type: ignore[import-not-found, unused-ignore]
+
+        pynvml.nvmlInit()
+        used = 0
+        for uuid in self.gpus:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == pid:
+                    used += int(process.usedGpuMemory or 0)
+        return used
 
     def close(self) -> None:
         """End what was started for all engines."""

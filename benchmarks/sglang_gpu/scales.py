@@ -8,6 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.sglang_gpu.gaps import Decodes
+from benchmarks.sglang_gpu.turns import Talk
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of the group `loaded`. `tier_gib`: of one treecored, and of two HiCaches together."""
+
+    talk: Talk
+    decodes: Decodes
+    rounds: int
+    decode_rounds: int
+    pool: int
+    running: int
+    chunk: int
+    context: int
+    tier_gib: int
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -35,6 +53,13 @@ class Scale:
     ttft_pairs: int
     ttft_pool: int
     ttft_tier_gib: int
+    rows_lengths: tuple[int, ...]
+    rows_pairs: int
+    rows_pool: int
+    rows_tier_gib: int
+    hicache_pool: int
+    hicache_gib: int
+    load: Load
 
 
 SCALES: Final[dict[str, Scale]] = {
@@ -43,18 +68,38 @@ SCALES: Final[dict[str, Scale]] = {
         chunk=128, under_way=6, host_tier="16MiB", seconds=30, ids=6, ids_longest=300,
         kills_model="tiny", kills_pool=1024, kills_requests=30, ttft_model="tiny",
         ttft_lengths=(64, 256), ttft_pairs=2, ttft_pool=1024, ttft_tier_gib=1,
+        rows_lengths=(64, 256), rows_pairs=2, rows_pool=1024, rows_tier_gib=1, hicache_pool=1024,
+        hicache_gib=1, load=Load(
+            Talk(users=4, turns=3, first=64, more=16, new=4),
+            Decodes(streams=2, tokens=32, new=80, beside=128, kept=8, fresh=64, every_s=0.03),
+            rounds=1, decode_rounds=1, pool=1024, running=4, chunk=128, context=1000, tier_gib=2,
+        ),
     ),
     "smoke": Scale(
         model="small", prompts=24, shortest=100, longest=20_000, times=3, pool=40_960, running=8,
         chunk=2_048, under_way=16, host_tier="1GiB", seconds=20, ids=6, ids_longest=4_000,
         kills_model="wide", kills_pool=40_960, kills_requests=40, ttft_model="large",
         ttft_lengths=(2_048,), ttft_pairs=2, ttft_pool=45_056, ttft_tier_gib=8,
+        rows_lengths=(2_048,), rows_pairs=2, rows_pool=16_384, rows_tier_gib=8, hicache_pool=16_384,
+        hicache_gib=4, load=Load(
+            Talk(users=8, turns=3, first=2_000, more=200, new=16),
+            Decodes(streams=8, tokens=512, new=120, beside=4_096, kept=8, fresh=1_024, every_s=0.1),
+            rounds=1, decode_rounds=1, pool=24_576, running=16, chunk=8_192, context=40_960,
+            tier_gib=8,
+        ),
     ),
     "full": Scale(
         model="small", prompts=200, shortest=100, longest=20_000, times=3, pool=49_152, running=16,
         chunk=2_048, under_way=32, host_tier="2GiB", seconds=110, ids=200, ids_longest=20_000,
         kills_model="wide", kills_pool=65_536, kills_requests=200, ttft_model="large",
         ttft_lengths=(8_192, 2_048, 32_768), ttft_pairs=10, ttft_pool=40_960, ttft_tier_gib=16,
+        rows_lengths=(8_192, 32_768), rows_pairs=30, rows_pool=73_728, rows_tier_gib=24,
+        hicache_pool=40_960, hicache_gib=12, load=Load(
+            Talk(users=32, turns=5, first=2_000, more=250, new=32),
+            Decodes(streams=8, tokens=512, new=400, beside=8_192, kept=5, fresh=2_048, every_s=0.1),
+            rounds=2, decode_rounds=2, pool=32_768, running=16, chunk=8_192, context=40_960,
+            tier_gib=16,
+        ),
     ),
 }  # fmt: skip
 """`under_way` counts over both engines; a batch of one has at most `running` requests."""

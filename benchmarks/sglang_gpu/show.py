@@ -21,6 +21,8 @@ def show(folder: Path) -> str:
         _ids({n: r for n, r in results.items() if "stock_differs_from_itself" in r}),
         _kills({n: r for n, r in results.items() if "engine_memory" in r}),
         *(_ttft(n, r) for n, r in results.items() if "lengths" in r),
+        *(_rows(n, r) for n, r in results.items() if "rows" in r),
+        *(_loaded(n, r) for n, r in results.items() if "turns" in r),
         *(
             f"{n}: {r['error']}\n{r.get('traceback', '')}"
             for n, r in results.items()
@@ -108,3 +110,50 @@ def _ttft(name: str, result: dict[str, Any]) -> str:
         rows.extend([f"miss: {miss}", *([""] * len(cells))] for miss in row["misses"])
     heading = f"{name} ({_ok(result)}): ms (cached tokens), medians"
     return f"{heading}\n{table(['tokens', *columns], rows)}"
+
+
+def _rows(name: str, result: dict[str, Any]) -> str:
+    """Medians, and each ratio with its bound."""
+    columns = list(dict.fromkeys(c for row in result["rows"].values() for c in row))
+    cells = [
+        [length, *(row.get(column, {}).get("median_ms", "") for column in columns)]
+        for length, row in result["rows"].items()
+    ]
+    ratios = [
+        [
+            length,
+            what,
+            f"{r['ratio']:.3f}",
+            f"{r['upper']:.3f}",
+            str(r["goal"]),
+            r["pairs"],
+            "" if r["ok"] else "missed",
+        ]
+        for length, row in result.get("ratios", {}).items()
+        for what, r in row.items()
+    ]
+    heads = ["tokens", "ratio of medians", "", "upper 95 %", "goal", "pairs", ""]
+    missed = "".join(f"\nmiss: {miss}" for miss in result.get("misses", []))
+    heading = f"{name} ({_ok(result)}): ms, medians"
+    return f"{heading}\n{table(['tokens', *columns], cells)}\n{table(heads, ratios)}{missed}"
+
+
+def _loaded(name: str, result: dict[str, Any]) -> str:
+    """Conversations, gaps between tokens, and costs."""
+    rounds = [
+        [system, n, f"{one['requests_per_s']:.2f}", one["ttft_ms_mean"], one["ttft_ms_mean_later"],
+         f"{one['cached_tokens']:,} of {one['prompt_tokens']:,}", len(one["failed"])]
+        for system, found in result["turns"].items()
+        for n, one in enumerate(found, 1)
+    ]  # fmt: skip
+    gaps = [
+        [system, phase, *(f"{one[f'{k}_ms']:.2f}" for k in ("p50", "p99", "mean")), one["asked"]]
+        for system, found in result.get("gaps", {}).items()
+        for phases in found
+        for phase, one in phases.items()
+    ]
+    heads = ["system", "round", "requests/s", "TTFT ms, mean", "of later turns", "cached", "failed"]
+    parts = [f"{name} ({_ok(result)}): conversations", table(heads, rounds)]
+    parts += [str(result.get("factors", {})), "gaps between tokens, ms"]
+    parts.append(table(["system", "beside", "p50", "p99", "mean", "asked"], gaps))
+    return "\n".join([*parts, str(result.get("cost", {})), str(result.get("absent", ""))])

@@ -1,0 +1,114 @@
+"""What the cache costs a scheduler's thread: its processor time in the tree cache, a request.
+
+Owns the entry of a scheduler process that counts (tests/sglang/driver.py begins there when told
+to), whichever cache it has: SGLang's own, HiCache or treecored's with its hooks. Only the outermost
+call counts, and only while a request is there, because an idle scheduler asks its cache as often as
+it can. Runs in SGLang's environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+FILE_VARIABLE: Final = "TESTS_CACHE_COST"
+EVERY_S: Final = 0.5
+METHODS: Final = (
+    "match_prefix", "cache_unfinished_req", "cache_finished_req", "inc_lock_ref", "dec_lock_ref",
+    "evict", "init_load_back", "check_hicache_events", "ready_to_load_host_cache",
+)  # fmt: skip
+HOOKS: Final = ("tick", "admitted", "crowded")
+"""Of treecored's, in scheduler_shim.sglang.hooks; what is held back is asked by its shim."""
+
+
+class Cost:
+    """Nanoseconds of the scheduler's thread, and how many requests ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.scheduler: Any = None
+        self.ns = 0
+        self.ended = 0
+        self._path = path
+        self._inside = False
+        self._due = 0.0
+
+    def counted(self, original: Callable[..., Any], *, ends: bool = False) -> Callable[..., Any]:
+        """The same function, counted. `ends`: a call is a request's end."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or not self._busy():
+                return original(*args, **kwargs)
+            self._inside = True
+            began = time.thread_time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.ns += time.thread_time_ns() - began
+                self._inside = False
+                self.ended += ends
+                if time.monotonic() >= self._due:
+                    self._save()
+
+        return call
+
+    def _busy(self) -> bool:
+        scheduler = self.scheduler
+        last = getattr(scheduler, "last_batch", None)
+        return scheduler is not None and bool(
+            scheduler.waiting_queue
+            or scheduler.chunked_req is not None
+            or not scheduler.running_batch.is_empty()
+            or (last is not None and not last.is_empty())
+        )
+
+    def _save(self) -> None:
+        self._due = time.monotonic() + EVERY_S
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps({"ns": self.ns, "ended": self.ended}), encoding="utf-8")
+        beside.replace(self._path)
+
+
+def run(*args: Any, **kwargs: Any) -> Any:
+    """A scheduler process from here on."""
+    module = importlib.import_module("sglang.srt.managers.scheduler")
+    cost = Cost(Path(os.environ[FILE_VARIABLE]))
+    begin = module.Scheduler.__init__
+
+    def begun(scheduler: Any, *given: Any, **more: Any) -> None:
+        begin(scheduler, *given, **more)
+        watch(cost, scheduler)
+
+    module.Scheduler.__init__ = begun
+    return module.run_scheduler_process(*args, **kwargs)
+
+
+def watch(cost: Cost, scheduler: Any) -> None:
+    """Count whatever this scheduler asks its cache from now on."""
+    cost.scheduler = scheduler
+    cache = scheduler.tree_cache
+    for name in METHODS:
+        method = getattr(cache, name, None)
+        if method is not None:
+            setattr(cache, name, cost.counted(method, ends=name == "cache_finished_req"))
+    shim = getattr(cache, "shim", None)
+    if shim is not None:
+        hooks = importlib.import_module("scheduler_shim.sglang.hooks")
+        for name in HOOKS:
+            setattr(hooks, name, cost.counted(getattr(hooks, name)))
+        shim.held = cost.counted(shim.held)
+        shim.loads.results = cost.counted(shim.loads.results)
+
+
+def read(path: Path) -> dict[str, float]:
+    """What was counted: microseconds a request, and how many requests."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    ended = max(1, found["ended"])
+    return {"us_a_request": round(found["ns"] / 1e3 / ended, 1), "requests": found["ended"]}

@@ -1,0 +1,99 @@
+"""Gaps: how long running decodes wait for each token, while prefixes are restored and backed up.
+
+Owns three phases of one engine, with the same decodes in each: alone; beside prompts whose prefix
+is not in the pool any more, one every `every_s`; beside new prompts, which are computed and backed
+up, at the same pace. What is asked beside is the same for every system: for one without a lower
+tier the prefixes stay in the pool, so that it computes the same tokens and moves nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from typing import Any, Final
+
+from benchmarks.sglang_gpu.workload import prompt
+from tests.sglang import wire
+from tests.sglang.engines import Engine
+
+ANSWER_S: Final = 120.0
+PHASES: Final = ("alone", "restores", "backups")
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """`streams` requests of `tokens` decode `new` tokens each; beside them, every `every_s`, a
+    prompt of `beside` tokens of which `kept` are more than the pool holds, or a new one of
+    `fresh` tokens."""
+
+    streams: int
+    tokens: int
+    new: int
+    beside: int
+    kept: int
+    fresh: int
+    every_s: float
+
+
+def prepare(engine: Engine, decodes: Decodes, *, tiers: bool) -> list[list[int]]:
+    """Compute the prompts that are asked for beside; one alone where there is no lower tier."""
+    kept = [list(prompt(70_000 + n, decodes.beside)) for n in range(decodes.kept if tiers else 1)]
+    for tokens in kept:
+        engine.generate(tokens, 1)
+    return kept
+
+
+def measure(
+    engine: Engine, decodes: Decodes, kept: Sequence[list[int]], seed: int
+) -> dict[str, dict[str, Any]]:
+    """Every phase once."""
+    fresh = (list(prompt(seed * 1_000 + n, decodes.fresh)) for n in range(1_000))
+    beside: dict[str, Iterator[list[int]]] = {
+        "alone": iter(()), "restores": cycle(kept), "backups": fresh,
+    }  # fmt: skip
+    return {phase: _phase(engine, decodes, beside[phase], seed) for phase in PHASES}
+
+
+def _phase(
+    engine: Engine, decodes: Decodes, beside: Iterator[list[int]], seed: int
+) -> dict[str, Any]:
+    running = {
+        engine.submit(list(prompt(seed * 100 + n, decodes.tokens)), decodes.new, stream=True)
+        for n in range(decodes.streams)
+    }
+    ended: list[wire.Output] = []
+    others: set[str] = set()
+    asked, cached, due = 0, 0, time.monotonic() + 2 * decodes.every_s
+    while running:
+        taken = engine.take_ended(running | others)
+        for name, answer in taken.items():
+            if not isinstance(answer, wire.Output):
+                raise engine.trouble(f"{name}: {answer}")
+            if name in running:
+                ended.append(answer)
+            else:
+                cached += answer.cached
+        running -= taken.keys()
+        others -= taken.keys()
+        if running and time.monotonic() >= due:
+            tokens = next(beside, None)
+            due += decodes.every_s
+            if tokens is not None:
+                asked += 1
+                others.add(engine.submit(tokens, 1))
+        time.sleep(0.0005)
+    for name in others:
+        cached += engine.collect(name, ANSWER_S).cached
+    gaps = sorted(1e3 * (b - a) for one in ended for a, b in pairwise(one.came))
+    return {
+        "p50_ms": round(statistics.median(gaps), 3),
+        "p99_ms": round(gaps[int(0.99 * len(gaps))], 3),
+        "longest_ms": round(gaps[-1], 3),
+        "mean_ms": round(statistics.fmean(gaps), 3),
+        "gaps": len(gaps),
+        "asked": asked,
+        "cached_tokens": cached,
+    }

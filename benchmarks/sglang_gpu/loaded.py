@@ -1,0 +1,234 @@
+"""Rows `loaded`: conversations on two replicas, and decodes beside copies, for every system.
+
+Owns the engines of the systems (treecored, private HiCache, none beyond the pool) on the same GPUs,
+all up at once and asked one system at a time in turn, with CUDA graphs for decodes as SGLang has
+them (those that are not asked sleep, so that they take no core from those that are); and what each
+costs: processor time in the cache, memory of mover and host tier.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.sglang_gpu import cache_cost, gaps, models, turns
+from benchmarks.sglang_gpu.compare import compare
+from benchmarks.sglang_gpu.pair import Pair
+from benchmarks.sglang_gpu.places import Place
+from benchmarks.sglang_gpu.scales import Scale
+from tests.sglang.driver import SCHEDULER_VARIABLE
+from tests.sglang.engines import Engine, EngineError
+
+REST_S: Final = 0.3
+Save = Callable[[dict[str, Any]], None]
+
+
+def run(
+    place: Place,
+    scale: Scale,
+    python: Path | str,
+    *,
+    rounds: int = 0,
+    checked: bool = False,
+    loads: str = "layerwise",
+    save: Save = lambda _: None,
+) -> dict[str, Any]:
+    """Run the group. `rounds`: of each system (0: the scale's); `checked`: treecored alone, with
+    every page compared, and nothing of it is a figure of speed."""
+    folder = models.make(
+        scale.ttft_model, place.folder.parent / f"model-{scale.ttft_model}", python
+    )
+    load = scale.load
+    given: dict[str, Any] = {
+        "page_size": 64 if place.cuda else 16,
+        "max_total_tokens": load.pool,
+        "max_running_requests": load.running,
+        "chunked_prefill_size": load.chunk,
+        "context_length": load.context,
+        "random_seed": 1,
+    }
+    if place.cuda:
+        given |= {
+            "disable_cuda_graph": False, "disable_prefill_cuda_graph": True,
+            "cuda_graph_max_bs_decode": load.running,
+        }  # fmt: skip
+    tier = f"{load.tier_gib}GiB" if place.cuda else "64MiB"
+    other = 1 if len(place.gpus) > 1 else 0
+    with Pair(place, folder, tier, given, {"TREECORED_LOADS": loads}, checked=checked) as pair:
+        systems = {"treecored": [pair.start("t0", 0, _cost(place, "t0", checked=checked)),
+                                 pair.start("t1", other)]}  # fmt: skip
+        if not checked:
+            plain = {"model_path": str(folder), **given}
+            systems["none"] = [_beside(place, f"s{n}", plain, n * other) for n in (0, 1)]
+            if place.cuda:
+                systems["hicache"] = [
+                    _beside(place, f"h{n}", plain | _hicache(load.tier_gib // 2), n * other)
+                    for n in (0, 1)
+                ]
+                direct = _hicache(load.tier_gib // 2, "direct", "page_first_direct")
+                systems["hicache-direct"] = [_beside(place, "d0", plain | direct, 0)]
+        beside = [engine for name in systems if name != "treecored" for engine in systems[name]]
+        try:
+            absent = without(systems)
+            loaded = Loaded(pair, systems, scale, rounds or load.rounds)
+            result = loaded.run(save, decodes=not checked)
+            result["absent"] = absent
+            if checked:
+                pair.settle_digests()
+                digests = compare(pair.digests)
+                result["digests"] = digests.as_json()
+                result["ok"] &= digests.wrong == 0 and digests.compared > 0
+            return result
+        finally:
+            for engine in beside:
+                engine.kill()
+
+
+def _cost(place: Place, name: str, *, checked: bool = False) -> dict[str, str]:
+    """Variables of an engine whose scheduler counts what its cache costs."""
+    if checked:
+        return {}
+    entry = f"{cache_cost.__name__}:run"
+    file = str(place.folder / f"{name}.cost")
+    return {SCHEDULER_VARIABLE: entry, cache_cost.FILE_VARIABLE: file}
+
+
+def _beside(place: Place, name: str, given: dict[str, Any], gpu: int) -> Engine:
+    environ = _cost(place, name) if name.endswith("0") else {}
+    return place.engine(name, environ, given, gpu)
+
+
+def _hicache(gib: int, backend: str = "kernel", layout: str = "page_first") -> dict[str, Any]:
+    return {
+        "enable_hierarchical_cache": True, "hicache_size": gib,
+        "hicache_write_policy": "write_through", "hicache_io_backend": backend,
+        "hicache_mem_layout": layout,
+    }  # fmt: skip
+
+
+def without(systems: dict[str, list[Engine]]) -> dict[str, str]:
+    """Wait until all serve; a system that does not start is left out, and what it said is told.
+
+    Raises `EngineError` where it is treecored's.
+    """
+    absent = {}
+    for name, engines in list(systems.items()):
+        try:
+            for engine in engines:
+                engine.wait_up()
+        except EngineError as error:
+            if name == "treecored":
+                raise
+            absent[name] = str(error)[-1500:]
+            del systems[name]
+    return absent
+
+
+class Loaded:
+    """The systems and what is asked of them."""
+
+    def __init__(
+        self, pair: Pair, systems: dict[str, list[Engine]], scale: Scale, rounds: int
+    ) -> None:
+        self.pair = pair
+        self.systems = systems
+        self.scale = scale
+        self.rounds = rounds
+
+    def run(self, save: Save, *, decodes: bool) -> dict[str, Any]:
+        """Conversations in rounds, then decodes; what there is after each is saved."""
+        talk = self.scale.load.talk
+        result: dict[str, Any] = {
+            "ok": False, "talk": asdict(talk), "turns": {}, "gaps": {}, "cost": {},
+        }  # fmt: skip
+        pairs = {name: engines for name, engines in self.systems.items() if len(engines) > 1}
+        for engines in pairs.values():
+            for engine in engines:
+                engine.generate([5, 6, 7], 4)
+        for number in range(self.rounds):
+            names = list(pairs)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                found = turns.drive(pairs[name], talk, 10 + number).as_json(talk)
+                result["turns"].setdefault(name, []).append(found)
+                save(result)
+                time.sleep(REST_S)
+        result["factors"] = factors(result["turns"])
+        result["cost"] = self._costs()
+        save(result)
+        if decodes:
+            self._decodes(result, save)
+        report = self.pair.at_rest()
+        result["violations"] = list(report.violations)[:5]
+        result["complaints"] = self.pair.complaints()
+        failed = [one["failed"] for rounds in result["turns"].values() for one in rounds]
+        result["ok"] = not (report.violations or result["complaints"] or any(failed))
+        return result
+
+    def _decodes(self, result: dict[str, Any], save: Save) -> None:
+        decodes = self.scale.load.decodes
+        for number in range(self.scale.load.decode_rounds):
+            for name, engines in self.systems.items():
+                kept = gaps.prepare(engines[0], decodes, tiers=name != "none")
+                time.sleep(REST_S)
+                found = gaps.measure(engines[0], decodes, kept, 3 + number)
+                result["gaps"].setdefault(name, []).append(found)
+                save(result)
+
+    def _costs(self) -> dict[str, Any]:
+        """Of each system's first engine, and of the processes beside treecored's."""
+        found: dict[str, Any] = {
+            name: cache_cost.read(self.pair.place.folder / f"{engines[0].name}.cost")
+            for name, engines in self.systems.items()
+        }
+        report = self.pair.report()
+        mover = report.counters.get("daemon_mover_pid", 0)
+        found["mover_gpu_bytes"] = self.pair.place.gpu_bytes_of(mover)
+        found["mover_rss_bytes"] = _rss(mover)
+        found["daemon_rss_bytes"] = _rss(self.pair.daemon.process.pid)
+        found["scheduler_rss_bytes"] = {
+            name: _rss(engines[0].schedulers[0])
+            for name, engines in self.systems.items()
+            if engines[0].schedulers
+        }
+        return found
+
+
+def _rss(pid: int) -> dict[str, int]:
+    """Resident memory of a process, its own and what it shares."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    wanted = ("RssAnon", "RssFile", "RssShmem", "VmLck")
+    return {
+        name: 1024 * int(rest.split()[0])
+        for name, _, rest in (line.partition(":") for line in lines)
+        if name in wanted
+    }
+
+
+def factors(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """treecored's throughput and mean time to the first token beside each other system's: medians
+    over rounds of their ratios. Above 1 is better for both."""
+    ours = rounds.get("treecored", [])
+    return {
+        name: {
+            "throughput": round(
+                statistics.median(
+                    a["requests_per_s"] / b["requests_per_s"]
+                    for a, b in zip(ours, theirs, strict=True)
+                ), 3,
+            ),
+            "ttft": round(
+                statistics.median(
+                    b["ttft_ms_mean"] / a["ttft_ms_mean"] for a, b in zip(ours, theirs, strict=True)
+                ), 3,
+            ),
+        }
+        for name, theirs in rounds.items()
+        if name != "treecored"
+    }  # fmt: skip
