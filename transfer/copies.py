@@ -16,6 +16,7 @@ from transfer.device.protocol import Ticket
 from transfer.landing import Progress
 from transfer.pages import PageBatch
 from transfer.plan import RangeBatch
+from transfer.staging import StagedCopy
 
 Slice: TypeAlias = "list[RangeBatch] | list[PageBatch]"
 """What is submitted at once, in the form that the device takes."""
@@ -72,6 +73,7 @@ class Copy:
         "progress",
         "request",
         "slices",
+        "staged",
         "started_us",
         "state",
         "urgent",
@@ -90,6 +92,7 @@ class Copy:
         self.local = False  # within one GPU
         self.in_flight: set[Ticket] = set()
         self.progress: Progress | None = None  # of a load that lands layer by layer
+        self.staged: StagedCopy | None = None  # of one that goes through a slab
         self.check: Check | None = None  # what its checksums are still to be computed of
         self.outcome: Outcome = "ok"
         self.broken = False
@@ -101,6 +104,29 @@ class Copy:
     def checked(self) -> bool:
         """Whether every checksum that it waits for was computed."""
         return self.check is None or self.check.done
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device or the pool's scheduler is still at it."""
+        return bool(self.in_flight) or (self.staged is not None and self.staged.waits)
+
+    @property
+    def parked(self) -> bool:
+        """Whether there is nothing to do for it before its scheduler, or another copy of its, has
+        done something."""
+        staged = self.staged
+        return (
+            staged is not None and not staged.willing and self.more is None and not self.in_flight
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything was submitted, and packed and unpacked where that is needed."""
+        return self.more is None and (self.staged is None or self.staged.over)
+
+    def next_slice(self) -> "Slice | None":
+        """What is to be submitted next; None: nothing can be now, or nothing is left."""
+        return next(self.slices, None) if self.staged is None else self.staged.next_slice()
 
     def step(self, step: CopyStep) -> None:
         """Go to the next state; raises `InvalidTransition` where the table has none."""

@@ -20,9 +20,10 @@ from transfer.device.protocol import Device, PageDevice, Ticket
 from transfer.engine_limits import EngineLimits
 from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
-from transfer.imports import CPU, ImportedPool, devices_of, translated
+from transfer.imports import CPU, ImportedPool, devices_of, slab_for, translated
+from transfer.ipc.marks import mark
 from transfer.lanes import Lanes
-from transfer.layout import PoolLayout
+from transfer.open_pools import OpenPools
 from transfer.slicing import Slicer
 from transfer.submissions import Submissions
 
@@ -53,13 +54,13 @@ class Engine:
         self._limits = limits or EngineLimits()
         self._tier: HostTierMemory | None = None
         self._segments_attached = 0
-        self._pools: dict[PoolId, ImportedPool] = {}
-        self._layouts: dict[PoolId, PoolLayout] = {}
-        self._releasing: set[PoolId] = set()
+        self._pools = OpenPools(device)
         self._copies: dict[int, Copy] = {}  # by op; until their CopyDone
         self._fenced: dict[int, Copy] = {}
-        self._pages = device if isinstance(device, PageDevice) else None
-        self._slicer = Slicer(self._limits.sizes, whole_pages=self._pages is not None)
+        self._staged: dict[int, Copy] = {}  # started, by way of a slab
+        pages = device if isinstance(device, PageDevice) else None
+        self._submit: Callable[..., Ticket] = pages.submit_pages if pages else device.submit
+        self._slicer = Slicer(self._limits.sizes, whole_pages=pages is not None)
         # Copies that are READY, or RUNNING with slices left, in order.
         self._lanes = Lanes(*self._limits.bounds, computing)
         self._submissions = Submissions(self._limits.device_deadline_us)
@@ -70,12 +71,14 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether `step` has nothing to do until something is submitted or released."""
-        return not self._copies and not self._releasing and not self._events
+        return not self._copies and not self._pools.leaving and not self._events
 
     @property
     def only_fences(self) -> bool:
-        """Whether all copies wait for fences, so that there is nothing to do but to look again."""
-        return not self._events and len(self._fenced) == len(self._copies)
+        """Whether all copies wait for fences, or for their schedulers to pack and unpack, so that
+        there is nothing to do but to look again."""
+        parked = sum(copy.parked for copy in self._staged.values())
+        return not self._events and len(self._fenced) + parked == len(self._copies)
 
     @property
     def pool_count(self) -> int:
@@ -98,19 +101,7 @@ class Engine:
 
     def add_pool(self, pool: ImportedPool) -> None:
         """Use a pool from now on; the engine closes it. Raises `TransferError`: still yours."""
-        if pool.pool in self._pools:
-            raise TransferError(f"pool {pool.pool} is imported already")
-        attached = []
-        try:
-            for key, mapping in pool.memories():
-                self._device.attach(key, mapping)
-                attached.append(key)
-        except TransferError:
-            for key in attached:
-                self._device.detach(key)
-            raise
-        self._pools[pool.pool] = pool
-        self._layouts[pool.pool] = pool.layout
+        self._pools.take(pool, self._limits.stage_bytes)
 
     def release_pool(self, pool: PoolId) -> None:
         """Lose every copy that involves the pool; unmap it once none touches it any more.
@@ -120,9 +111,11 @@ class Engine:
         if pool not in self._pools:
             self._events.append(PoolReleased(pool))
             return
-        self._releasing.add(pool)
+        self._pools.leaving.add(pool)
         for copy in [c for c in self._copies.values() if pool in c.pools]:
             self._lose(copy, "void", f"pool {pool} was released")
+            if copy.staged is not None and copy.staged.slab.pool == pool:
+                self._abandon(copy)  # its owner may be dead, and touches nothing but its own
 
     def submit(self, request: SubmitCopy) -> None:
         """Take a copy. Raises `TransferError` for a full queue, and the copy is not taken.
@@ -139,13 +132,15 @@ class Engine:
         copy = Copy(request, self._clock_us() + self._limits.fence_deadline_us)
         self._copies[request.op] = copy
         self._fenced[request.op] = copy
-        gone = [pool for pool in copy.pools if not self._alive(pool)]
+        mark("taken", request.op, request.kind)
+        gone = [pool for pool in copy.pools if not self._pools.alive(pool)]
         if gone:
             self._lose(copy, "void", f"pool {min(gone)} is not imported (any more)")
 
     def step(self) -> list[EngineEvent]:
         """Do what can be done now, in bounded time; returns what has ended."""
         self._collect()
+        self._look_at_slabs()
         self._look_at_fences()
         self._submit_slices()
         self._compute_sums()
@@ -175,25 +170,51 @@ class Engine:
         for ticket, error in self._device.poll():
             copy = self._submissions.end(ticket)
             self._lanes.lane(copy).ended(self._clock_us())
+            landed = not error if copy.staged is None else copy.staged.moved(ticket, error)
             if error and copy.state is CopyState.RUNNING:
                 self._lose(copy, "failed", f"the device failed: {error}", broken=True)
                 continue
-            if copy.progress is not None and not error:
+            if copy.progress is not None and landed:
                 copy.progress.done(ticket)
                 self._tell_landed(copy)
-            if not copy.in_flight:
+            if not copy.busy:
                 self._settle(copy)
         self._submissions.watch(self._clock_us())
+
+    def _look_at_slabs(self) -> None:
+        """See what schedulers have packed and unpacked; let those go on that waited for it."""
+        now = self._clock_us()
+        for copy in list(self._staged.values()):
+            staged = copy.staged
+            assert staged is not None
+            moved, landed = staged.look(now, parked=copy.parked)
+            for ticket in landed:
+                if copy.progress is not None:
+                    copy.progress.done(ticket)
+            late = staged.waited_us(now) >= self._limits.fence_deadline_us
+            if staged.error or late:
+                self._lose(copy, "failed", staged.error or f"its scheduler is late: {staged!r}")
+                if late and copy.request.kind == "backup":  # what is open is its owner's alone
+                    self._abandon(copy)
+            elif copy.state is CopyState.RUNNING:
+                told = not landed or self._tell_landed(copy)
+                if told and copy.more is None:
+                    copy.more = staged.next_slice()
+                    if copy.more is not None:
+                        self._lanes.add(copy)
+            if moved and not copy.busy:
+                self._settle(copy)
 
     def _look_at_fences(self) -> None:
         for copy in list(self._fenced.values()):
             try:
-                copy.fences = pending(copy.fences, self._timeline)
+                copy.fences = pending(copy.fences, self._pools.timeline)
             except TransferError as error:
                 self._lose(copy, "failed", str(error))
                 continue
             if not copy.fences:
                 copy.step(CopyStep.PASS)
+                mark("fenced", copy.request.op)
                 del self._fenced[copy.request.op]
                 devices = devices_of(copy.request, self._pools)
                 copy.near = CPU not in devices
@@ -201,7 +222,7 @@ class Engine:
                 self._lanes.add(copy)
             elif self._clock_us() >= copy.deadline_us:
                 fence = copy.fences[0]
-                stand = describe_fence(fence, self._timeline(fence.pool, fence.timeline))
+                stand = describe_fence(fence, self._pools.timeline(fence.pool, fence.timeline))
                 self._lose(copy, "failed", f"fence timeout: {stand}")
 
     def _submit_slices(self) -> None:
@@ -214,46 +235,34 @@ class Engine:
                 continue
             if copy.more is not None:
                 paced = self._lanes.paced(copy)
+                if paced:
+                    self._slicer.shorten(copy)
                 try:
-                    ticket = self._submit(copy)
+                    ticket = self._submit(copy.more, urgent=copy.urgent)
                 except TransferError as error:
                     self._lose(copy, "failed", str(error), broken=True)
                     continue
                 now = self._clock_us()
                 self._submissions.add(ticket, copy, now)
+                if copy.staged is not None:
+                    copy.staged.submitted(ticket)
                 if copy.progress is not None:
                     copy.progress.submitted(ticket)
                 nbytes = sum(batch.nbytes for batch in copy.more)
                 self._lanes.lane(copy).submitted(nbytes, now, paced=paced)
                 copy.nbytes += nbytes
-                copy.more = next(copy.slices, None)
+                mark("slice", copy.request.op, nbytes)
+                copy.more = copy.next_slice()
             if copy.more is None:
                 self._lanes.discard(copy)
-                if not copy.in_flight:  # there was nothing to copy
+                if not copy.busy:  # there was nothing to copy
                     self._settle(copy)
 
-    def _submit(self, copy: Copy) -> Ticket:
-        """Hand the next slice over, in the form that the device takes."""
-        assert copy.more is not None
-        if self._pages is not None:
-            return self._pages.submit_pages(copy.more, urgent=copy.urgent)  # type: ignore[arg-type]
-        return self._device.submit(copy.more, urgent=copy.urgent)  # type: ignore[arg-type]
-
     def _finish_releases(self) -> None:
-        for pool in sorted(self._releasing):
-            if any(pool in copy.pools for copy in self._copies.values()):
-                continue
-            self._releasing.remove(pool)
-            imported = self._pools.pop(pool)
-            del self._layouts[pool]
-            self._slicer.forget(pool)
-            try:
-                for key, _ in imported.memories():
-                    self._device.detach(key)
-                detail = imported.close()
-            except TransferError as error:
-                detail = str(error)
-            self._events.append(PoolReleased(pool, detail))
+        for pool in sorted(self._pools.leaving):
+            if not any(pool in copy.pools for copy in self._copies.values()):
+                self._slicer.forget(pool)
+                self._events.append(PoolReleased(pool, self._pools.leave(pool)))
 
     # Steps of one copy.
 
@@ -262,17 +271,24 @@ class Engine:
             tier = self._tier.shape if self._tier is not None else None
             # Only now do names stand for pages: the fences have passed, the words hold.
             parts = [translated(part, self._pools) for part in copy.request.parts]
-            copy.slices, copy.progress = self._slicer.slices(
-                copy.request, parts, self._layouts, tier, near=copy.near
-            )
+            given = copy.request, parts, self._pools.layouts, tier
+            slab = slab_for(parts, self._pools, self._limits.stage_chunks_min)
+            if slab is not None:
+                copy.staged, copy.progress = self._slicer.staged(*given, slab)
+                self._staged[copy.request.op] = copy
+            else:
+                copy.slices, copy.progress = self._slicer.slices(
+                    *given, near=copy.near, local=copy.local
+                )
             if self._sums is not None:
-                copy.check = self._sums.begin(copy.request, self._layouts)
+                copy.check = self._sums.begin(copy.request, self._pools.layouts)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False
         if not self._tell_landed(copy):
             return False
-        copy.more = next(copy.slices, None)
+        copy.more = copy.next_slice()
+        mark("started", copy.request.op)
         copy.started_us = self._clock_us()
         copy.step(CopyStep.START)
         return True
@@ -288,25 +304,16 @@ class Engine:
             return True
         table = self._pools[landing.pool].landings
         try:
-            if table is None:
-                raise TransferError(f"pool {landing.pool} has no landing counters")
-            stands = table.read(landing.counter)
-            if stands != landing.first + progress.told:
-                raise TransferError(
-                    f"landing counter {landing.counter} of pool {landing.pool} stands at {stands}, "
-                    f"not at {landing.first + progress.told}: its owner gave the load up"
-                )
+            if progress.tell(table, landing, hold=not copy.checked):
+                mark("landed", copy.request.op, progress.told)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False
-        if progress.landed > progress.told and copy.checked:
-            table.write(landing.counter, landing.first + progress.landed)
-            progress.told = progress.landed
         return True
 
     def _settle(self, copy: Copy) -> None:
         """Nothing of the copy is in flight: end it, unless slices are still to come."""
-        if copy.state is CopyState.RUNNING and copy.more is None:
+        if copy.state is CopyState.RUNNING and copy.whole:
             if not copy.checked:
                 self._checking.append(copy)
             elif self._tell_landed(copy) and self._words_hold(copy):
@@ -336,13 +343,13 @@ class Engine:
     def _words_hold(self, copy: Copy) -> bool:
         """Whether the words are as reported; otherwise the copy is lost."""
         try:
-            moved = mismatched(copy.request.words, self._word)
+            moved = mismatched(copy.request.words, self._pools.word)
         except TransferError as error:
             self._lose(copy, "failed", str(error))
             return False
         if moved:
             word = moved[0]
-            self._lose(copy, "void", describe_word(word, self._word(word.pool, word.slot)))
+            self._lose(copy, "void", describe_word(word, self._pools.word(word.pool, word.slot)))
         return not moved
 
     def _lose(self, copy: Copy, outcome: Outcome, detail: str, *, broken: bool = False) -> None:
@@ -356,15 +363,24 @@ class Engine:
         if copy.state is CopyState.RUNNING:
             self._leave_lane(copy)
             copy.step(CopyStep.LOSE)
-            if not copy.in_flight:
+            if not copy.busy:
                 self._settle(copy)
             return
         self._leave_lane(copy)
         copy.step(CopyStep.DROP)
         self._report(copy)
 
+    def _abandon(self, copy: Copy) -> None:
+        """Wait no longer for the scheduler of a lost copy that goes through its slab."""
+        assert copy.staged is not None
+        copy.staged.abandon()
+        if copy.state is CopyState.DRAINING and not copy.busy:
+            self._settle(copy)
+
     def _leave_lane(self, copy: Copy) -> None:
         copy.more = None
+        if copy.staged is not None:
+            copy.staged.lose()
         self._fenced.pop(copy.request.op, None)
         if copy in self._checking:
             self._checking.remove(copy)
@@ -372,13 +388,6 @@ class Engine:
 
     def _report(self, copy: Copy) -> None:
         del self._copies[copy.request.op]
+        self._staged.pop(copy.request.op, None)
+        mark("done", copy.request.op, copy.outcome, copy.nbytes)
         self._events.append(copy.done(self._clock_us()))
-
-    def _alive(self, pool: PoolId) -> bool:
-        return pool in self._pools and pool not in self._releasing
-
-    def _timeline(self, pool: PoolId, index: int) -> int:
-        return self._pools[pool].timelines.read(index)
-
-    def _word(self, pool: PoolId, slot: int) -> int:
-        return self._pools[pool].words.read(slot)

@@ -18,6 +18,10 @@ class EngineLimits(NamedTuple):
     slice_ranges: int = 4 * KIB
     near_slice_bytes: int = 2 * MIB
     """Of a copy between GPU memories, which goes many times as fast as over the host's bus."""
+    calm_slice_bytes: int = 2 * MIB
+    """Of a copy within a GPU on which nothing else computes."""
+    calm_submissions_max: int = 2
+    """Of such slices: what begins to compute meanwhile waits for them."""
     submissions_max: int = 4
     """Slices in flight at once: a restore waits for at most so many slices of backups."""
     lane_submissions_max: int = 4
@@ -27,9 +31,20 @@ class EngineLimits(NamedTuple):
     """Cap of each lane (0: none)."""
     local_percent: int = 100
     """Of the time of a copy within a GPU that computes meanwhile (see lanes.Pace)."""
+    idle_spin_us: int = 0
+    """So long a mover that has nothing to do looks for the next copy before it goes to sleep."""
     landing_bytes: int = MIB
     """Of a load that lands layer by layer, so much at least is told at once: small layers go
     together, since a submission costs as much as some hundred kilobytes."""
+    stage_bytes: int = MIB
+    """Of a slice that goes through a staging slab."""
+    stage_row_bytes: int = 0
+    """Of a page in a step of layers that goes through a slab: what lies in one piece in the host
+    tier. The bus is the slower for smaller ones."""
+    stage_chunks_min: int = 1
+    """A copy of fewer small chunks goes as it lies: the way through a slab costs two messages."""
+    later_slice_bytes: int = 0
+    """Of a load that lands layer by layer, behind its first layers; at least `slice_bytes`."""
     copies_max: int = 64 * KIB
     fence_deadline_us: int = FENCE_DEADLINE_MS * 1000
     device_deadline_us: int = DEVICE_DEADLINE_MS * 1000
@@ -47,25 +62,40 @@ class EngineLimits(NamedTuple):
     @property
     def sizes(self) -> SliceSizes:
         """Of slices."""
-        near = self.near_slice_bytes
-        return SliceSizes(self.slice_bytes, self.slice_ranges, self.landing_bytes, near)
+        return SliceSizes(
+            self.slice_bytes,
+            self.slice_ranges,
+            self.landing_bytes,
+            self.near_slice_bytes,
+            self.calm_slice_bytes,
+            self.later_slice_bytes,
+            self.stage_row_bytes,
+        )
 
     @property
-    def bounds(self) -> tuple[int, int, Pace]:
-        """Of lanes: slices in flight of all, of one, and their pace."""
+    def bounds(self) -> tuple[int, int, int, Pace]:
+        """Of lanes: slices in flight of all, of one, of one within a calm GPU, and their pace."""
         pace = Pace(self.lane_bytes_per_s, self.local_percent / 100)
-        return self.submissions_max, self.lane_submissions_max, pace
+        return self.submissions_max, self.lane_submissions_max, self.calm_submissions_max, pace
 
 
 CUDA_LIMITS = EngineLimits(
     slice_bytes=8 * MIB,
     near_slice_bytes=128 * MIB,
+    calm_slice_bytes=512 * MIB,
     submissions_max=18,
     lane_submissions_max=6,
+    idle_spin_us=500,
     landing_bytes=2 * MIB,
+    later_slice_bytes=16 * MIB,
+    stage_bytes=16 * MIB,
+    stage_row_bytes=128 * KIB,
+    stage_chunks_min=128,
     local_percent=80,
 )
 """A GPU copies in both directions at once, and on several streams. A slice of 8 MiB is 160 us of
 PCIe 5 (smaller ones are bound by the mover's own time); a restore that comes behind another one
 waits for six. Within a GPU 128 MiB are some 75 us of all of it, and what computes there waits for a
-change of contexts besides: much less would only multiply those."""
+change of contexts besides: much less would only multiply those. Where nothing computes two slices
+of 512 MiB are some 600 us: the mover's own time is hidden behind them, and a step that begins just
+then waits less than its own length."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping as MappingOf
 
 from directory.core.actions import CopyPart, SubmitCopy
 from directory.core.errors import ImportFailed, TransferError
-from directory.core.ids import Place, PoolId, is_pool
+from directory.core.ids import HOST, Place, PoolId, is_pool
 from transfer.ipc.memory import (
     DRIVER_KINDS,
     DeviceMemoryIPC,
@@ -18,13 +18,18 @@ from transfer.ipc.memory import (
     SharedMemoryIPC,
 )
 from transfer.ipc.page_table import PageTable
+from transfer.ipc.stage_ring import StageRing, check_wake
 from transfer.ipc.sync import TIMELINES, Timelines, TimelineTable, WordTable
 from transfer.layout import PoolLayout
 from transfer.plan import MemoryKey
+from transfer.staging import Slab, moved_chunks
 
 TABLE_FDS = 2
 """Descriptors behind those of the allocations: the timelines, then the span words. A pool whose
-pages are named has one more at the end: the page table."""
+pages are named has one more behind them: the page table."""
+STAGE_FDS = 2
+"""Descriptors at the end of a pool with a staging slab: the stage ring, and what wakes its
+scheduler."""
 
 CPU = "cpu"
 """The device of memory that is the host's."""
@@ -65,6 +70,9 @@ class ImportedPool:
         self.device = device
         self._memory = memory
 
+    slab: Slab | None = None
+    """For small chunks, where the scheduler offers one."""
+
     @classmethod
     def open(
         cls,
@@ -77,18 +85,21 @@ class ImportedPool:
         tables: SharedMemoryIPC,
         read_timelines: ReadTimelines | None = None,
         page_table: bool = False,
+        staging: bool = False,
     ) -> "ImportedPool":
         """Check and map a pool. The descriptors stay the caller's, who closes them afterwards.
 
         `fds`: those of the allocations in order, one for each handle that travels with one, then
-        timelines and words, and with `page_table` that. `read_timelines`: makes of the table what
-        the pool chose as its sync (it closes the table). Raises `LayoutError` or `ImportFailed`;
-        nothing stays mapped then.
+        timelines and words, with `page_table` that, and with `staging` the stage ring and what
+        wakes its scheduler: the last allocation is the slab then. `read_timelines`: makes of the
+        table what the pool chose as its sync (it closes the table). Raises `LayoutError` or
+        `ImportFailed`; nothing stays mapped then.
         """
         if not is_pool(pool):
             raise ImportFailed(f"{pool} is not the id of a pool")
         layout.check()
-        table_fds = TABLE_FDS + page_table
+        stage_fds = STAGE_FDS * staging
+        table_fds = TABLE_FDS + page_table + stage_fds
         _check_handles(layout, handles, fds, table_fds)
         mappings: list[Mapping] = []
         opened: list[Timelines | WordTable | PageTable] = []
@@ -105,7 +116,11 @@ class ImportedPool:
             opened.append(timelines)
             words = WordTable.open(tables, fds[1 - table_fds])
             opened.append(words)
-            pages = PageTable.open(tables, fds[-1], layout.page_count) if page_table else None
+            pages = None
+            if page_table:
+                pages = PageTable.open(tables, fds[-1 - stage_fds], layout.page_count)
+                opened.append(pages)
+            slab = open_slab(pool, layout, tables, fds[-STAGE_FDS:]) if staging else None
         except ImportFailed as error:
             for mapping in mappings:
                 memory.close(mapping)
@@ -113,7 +128,9 @@ class ImportedPool:
                 part.close()
             raise ImportFailed(f"pool {pool} cannot be imported: {error}") from error
         device = handles[0].device
-        return cls(pool, layout, memory, mappings, timelines, words, pages, table, device)
+        made = cls(pool, layout, memory, mappings, timelines, words, pages, table, device)
+        made.slab = slab
+        return made
 
     def memories(self) -> list[tuple[MemoryKey, Mapping]]:
         """What to attach to a device."""
@@ -128,7 +145,7 @@ class ImportedPool:
             except TransferError as error:
                 problems.append(f"allocation {number}: {error}")
         self.mappings.clear()
-        for table in (self.timelines, self.words, self.page_table):
+        for table in (self.timelines, self.words, self.page_table, self.slab):
             try:
                 if table is not None:
                     table.close()
@@ -158,6 +175,38 @@ def devices_of(request: SubmitCopy, pools: MappingOf[PoolId, ImportedPool]) -> s
     """Where the pages of a copy lie: UUIDs of GPUs, and "cpu" for host memory."""
     places = {place for part in request.parts for place in (part.source, part.target)}
     return {pools[place].device if is_pool(place) else CPU for place in places}
+
+
+def slab_for(
+    parts: Sequence[CopyPart], pools: MappingOf[PoolId, ImportedPool], chunks_min: int
+) -> Slab | None:
+    """The slab through which a copy goes: of a pool with small chunks, where it moves so many."""
+    places = {
+        place
+        for part in parts
+        if HOST in (part.source, part.target)
+        for place in (part.source, part.target)
+    } - {HOST}
+    pool = pools.get(places.pop()) if len(places) == 1 else None
+    if pool is None or pool.slab is None or not pool.slab.fits(pool.layout):
+        return None
+    return pool.slab if moved_chunks(parts, pool.layout) >= chunks_min else None
+
+
+def open_slab(
+    pool: PoolId, layout: PoolLayout, tables: SharedMemoryIPC, fds: Sequence[int]
+) -> Slab:
+    """The last allocation as a slab; raises `ImportFailed`. `fds`: ring, event descriptor."""
+    number = len(layout.allocation_bytes) - 1
+    if any(buffer.allocation == number for buffer in layout.buffers):
+        raise ImportFailed("the last allocation is to be the slab, and buffers lie in it")
+    ring = StageRing.take_over(tables, fds[0])
+    try:
+        wake_fd = check_wake(fds[1])
+    except (ImportFailed, OSError) as error:
+        ring.close()
+        raise ImportFailed(f"stage ring: {error}") from error
+    return Slab(pool, number, layout.allocation_bytes[number], ring, wake_fd)
 
 
 def _pages(place: Place, pages: bytes, pools: MappingOf[PoolId, ImportedPool]) -> bytes:

@@ -2,8 +2,9 @@
 
 Owns the division of a load into steps of whole layers and the count of what has landed. A load
 goes layer by layer over all of its pages, and a step has landed when nothing of it and of all steps
-before is still under way. It writes no counter: the engine does, and only as long as the load is
-not lost. Peer copies have no steps: what comes out of a pool counts when all of it is validated.
+before is still under way. A counter is written when the engine says so, and only as long as the
+load is not lost. Peer copies have no steps: what comes out of a pool counts when all of it is
+validated.
 """
 
 from collections import deque
@@ -13,10 +14,11 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from directory.core.actions import CopyPart, Landing
-from directory.core.errors import LayoutError
+from directory.core.errors import LayoutError, TransferError
 from directory.core.ids import HOST, LANDINGS, Place, PoolId
 from transfer.device.protocol import Ticket
 from transfer.host_tier import TierShape
+from transfer.ipc.sync import TimelineTable
 from transfer.layout import PoolLayout
 from transfer.pages import PageBatch, Pattern, page_batch, page_slices
 from transfer.plan import (
@@ -27,6 +29,7 @@ from transfer.plan import (
     Shard,
     buffer_chunks,
     check_pages,
+    checked_lists,
     fused,
     part_batches,
     slices,
@@ -77,10 +80,12 @@ def layered(
     A step is at least one layer and at least `step_bytes`, where there are so many. Raises
     `LayoutError` as `plan` does, and for what cannot land layer by layer.
     """
-    checked = _checked(landing, parts, layouts, tier, shard)
+    _check_landing(landing, parts)
+    checked = [(part, check_pages(part, layouts, tier, shard)) for part in parts]
+    pages = sum(len(starts) for _, segments in checked for _, starts, _ in segments)
     layout = layouts[landing.pool]
     chunks = buffer_chunks(None, layout, shard)
-    groups = _groups(layout, chunks, _least(checked, layout.page_bytes, step_bytes))
+    groups = _groups(layout, chunks, _least(pages, layout.page_bytes, step_bytes))
     return [Step(layers, _batches(checked, group)) for layers, group in groups]
 
 
@@ -93,41 +98,38 @@ def layered_pages(
     step_bytes: int,
     *,
     patterns: PatternCache,
+    row_bytes: int = 0,
 ) -> list[PageStep]:
-    """The same steps for a device that takes whole pages. `patterns` is filled."""
-    checked = _checked(landing, parts, layouts, tier, shard)
+    """The same steps for a device that takes whole pages. `patterns` is filled. `row_bytes`: a step
+    has at least so much of a page."""
+    _check_landing(landing, parts)
+    lists = [(part, *checked_lists(part, layouts, tier, shard)) for part in parts]
+    pages = sum(len(starts) for _, starts, _ in lists)
     chunks = partial(buffer_chunks, None, layouts[landing.pool], shard)
     places = HOST, landing.pool
     layout = layouts[landing.pool]
     single = _patterns(patterns, (places, shard, 0), layout, chunks)
     page_bytes = sum(pattern.nbytes for _, pattern in single)
-    least = _least(checked, page_bytes, step_bytes)
+    least = max(row_bytes, _least(pages, page_bytes, step_bytes))
     groups = single
     if least > min(pattern.nbytes for _, pattern in single):
         groups = _patterns(patterns, (places, shard, least), layout, chunks)
-    return [PageStep(layers, _page_batches(checked, pattern)) for layers, pattern in groups]
+    # Lists of pages are made once: the first layer waits for all that is done here.
+    whole = [page_batch(*checked, groups[0][1]) for checked in lists if checked[1]]
+    return [PageStep(layers, _with_pattern(whole, pattern)) for layers, pattern in groups]
 
 
-def _checked(
-    landing: Landing,
-    parts: Sequence[CopyPart],
-    layouts: Mapping[PoolId, PoolLayout],
-    tier: TierShape | None,
-    shard: Shard,
-) -> list[tuple[CopyPart, Segments]]:
+def _check_landing(landing: Landing, parts: Sequence[CopyPart]) -> None:
     if landing.counter < LANDINGS:
         raise LayoutError(f"counter {landing.counter} is no landing counter")
     if any(part.source != HOST or part.target != landing.pool for part in parts):
         raise LayoutError("only pages of the host tier land layer by layer, in the counter's pool")
-    checked = [(part, check_pages(part, layouts, tier, shard)) for part in parts]
-    if not any(starts for _, segments in checked for _, starts, _ in segments):
-        raise LayoutError("a load of no page at all has no layers")
-    return checked
 
 
-def _least(checked: Sequence[tuple[CopyPart, Segments]], page_bytes: int, step_bytes: int) -> int:
+def _least(pages: int, page_bytes: int, step_bytes: int) -> int:
     """Bytes of a page that a step moves at least."""
-    pages = sum(len(starts) for _, segments in checked for _, starts, _ in segments)
+    if not pages:
+        raise LayoutError("a load of no page at all has no layers")
     step_bytes = max(step_bytes, -(-pages * page_bytes // STEPS_MAX))
     return -(-step_bytes // pages)
 
@@ -144,7 +146,11 @@ def _patterns(
         if len(known) >= PATTERNS_MAX:
             known.clear()
         groups = _groups(layout, chunks(), key[2])
-        found = known[key] = [(layers, Pattern(group)) for layers, group in groups]
+        before = [0, *(layers for layers, _ in groups)]
+        found = known[key] = [
+            (layers, Pattern(group, (first, layers - first)))
+            for first, (layers, group) in zip(before, groups, strict=False)
+        ]
     return found
 
 
@@ -155,11 +161,9 @@ def _batches(
     return chain.from_iterable(part_batches(part, segments, chunks) for part, segments in checked)
 
 
-def _page_batches(
-    checked: Sequence[tuple[CopyPart, Segments]], pattern: Pattern
-) -> Iterator[PageBatch]:
-    """The same pattern of all parts' pages."""
-    return iter([page_batch(part, found, pattern) for part, found in checked if found])
+def _with_pattern(batches: Sequence[PageBatch], pattern: Pattern) -> Iterator[PageBatch]:
+    """The same pages with another pattern."""
+    return (batch._replace(pattern=pattern) for batch in batches)
 
 
 def _groups(
@@ -203,14 +207,24 @@ class Progress:
         self._by_ticket: dict[Ticket, _Open] = {}
 
     def slices(
-        self, slice_bytes: int, slice_ranges: int
+        self, slice_bytes: int, slice_ranges: int, later_bytes: int = 0
     ) -> Iterator[list[RangeBatch] | list[PageBatch]]:
-        """The slices of all steps in order; none holds pieces of two steps. Taken once."""
+        """The slices of all steps in order; none holds pieces of two steps. Taken once.
+
+        `later_bytes`: of a slice behind the first step, where somebody waits for every byte.
+        """
         for part in self._steps:
             step = _Open(part.layers)
             self._open.append(step)
             yield from part.slices(slice_bytes, slice_ranges)
             step.whole = True
+            slice_bytes = later_bytes or slice_bytes
+
+    @property
+    def leads(self) -> bool:
+        """Whether the first step is submitted and has not landed: what follows it would only take
+        the bus away from it."""
+        return not self.landed and len(self._open) > 1
 
     def submitted(self, ticket: Ticket) -> None:
         """The slice taken last was submitted; say so before the next one is taken."""
@@ -223,6 +237,26 @@ class Progress:
         self._by_ticket.pop(ticket).in_flight -= 1
         while self._open and self._open[0].whole and not self._open[0].in_flight:
             self.landed = self._open.popleft().layers
+
+    def tell(self, table: TimelineTable | None, landing: Landing, *, hold: bool) -> bool:
+        """Let a landing counter say what has landed; False if it said so already, or is to `hold`.
+
+        Raises `TransferError` when it is not where it was left: the counter's owner, or somebody
+        before it, has moved it on, so nobody waits for this load any more.
+        """
+        if table is None:
+            raise TransferError(f"pool {landing.pool} has no landing counters")
+        stands = table.read(landing.counter)
+        if stands != landing.first + self.told:
+            raise TransferError(
+                f"landing counter {landing.counter} of pool {landing.pool} stands at {stands}, "
+                f"not at {landing.first + self.told}: its owner gave the load up"
+            )
+        if hold or self.landed <= self.told:
+            return False
+        table.write(landing.counter, landing.first + self.landed)
+        self.told = self.landed
+        return True
 
     def __repr__(self) -> str:
         return f"<Progress {self.landed} of {self.layers} layers>"

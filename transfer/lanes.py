@@ -49,11 +49,9 @@ class Lane:
         self._not_before_us = 0
         self._paced_since_us = 0  # when the only slice of a paced copy was submitted
 
-    def may_submit(self, now_us: int, *, paced: bool) -> bool:
-        """Whether a slice may go now. `paced`: one at a time, with a pause behind each."""
-        if now_us < self._not_before_us:
-            return False
-        return self.in_flight < (1 if paced else self._submissions_max)
+    def may_submit(self, now_us: int, most: int) -> bool:
+        """Whether a slice may go now; `most`: at most so many of them at once."""
+        return now_us >= self._not_before_us and self.in_flight < min(most, self._submissions_max)
 
     def submitted(self, nbytes: int, now_us: int, *, paced: bool) -> None:
         """A slice has gone."""
@@ -83,11 +81,14 @@ class Lanes:
         self,
         submissions_max: int,
         lane_submissions_max: int,
+        calm_submissions_max: int,
         pace: Pace,
         computing: Callable[[], bool],
     ) -> None:
+        """The first three: slices in flight of all, of a lane, of one within a calm GPU."""
         each = min(submissions_max, lane_submissions_max)
         self._submissions_max = submissions_max
+        self._calm_max = calm_submissions_max
         self._computing = computing
         self._lanes = {way: Lane(way, each, pace) for way in Way}
 
@@ -124,9 +125,18 @@ class Lanes:
         for lane in self._lanes.values():
             while lane.queue and self.in_flight < self._submissions_max:
                 copy = lane.queue[0]
-                if not lane.may_submit(now_us(), paced=self.paced(copy)):
+                if not lane.may_submit(now_us(), self._most(copy)):
                     break
                 yield copy
+
+    def _most(self, copy: Copy) -> int:
+        """How many of a copy's slices may be in flight: one where it is paced, with a pause behind
+        each; within a GPU a few, since whatever begins to compute waits for them."""
+        if copy.progress is not None and copy.progress.leads and copy.staged is None:
+            return 0  # for less than a slice's time: the first layer has the bus to itself
+        if not copy.local:
+            return self._submissions_max
+        return 1 if self._computing() else self._calm_max
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}>"

@@ -38,13 +38,15 @@ class OpenChecksums(msgspec.Struct, frozen=True, array_like=True, tag="open_chec
 
 class ImportPool(msgspec.Struct, frozen=True, array_like=True, tag="import_pool"):
     """Import a pool; descriptors: one an allocation whose kind has one, timelines, words, and with
-    `page_table` the table that says where named pages lie."""
+    `page_table` the table that says where named pages lie, and with `staging` the stage ring and
+    an event descriptor (the last allocation is the staging slab then)."""
 
     pool: PoolId
     layout: PoolLayout
     handles: Annotated[tuple[MemoryHandle, ...], msgspec.Meta(max_length=BUFFERS_PER_POOL_MAX)]
     sync: SyncHandle = SyncHandle()
     page_table: bool = False
+    staging: bool = False
 
 
 class ReleasePool(msgspec.Struct, frozen=True, array_like=True, tag="release_pool"):

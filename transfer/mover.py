@@ -41,7 +41,7 @@ from transfer.engine import Engine, PoolReleased
 from transfer.engine_limits import CUDA_LIMITS, EngineLimits
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
-from transfer.ipc.backends import MemoryByKind
+from transfer.ipc.backends import MemoryByKind, NamedMemory
 from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
 from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, MEMFD, DeviceMemoryIPC, SharedMemoryIPC
 from transfer.ipc.sync import EVENT_SYNC, TIMELINE_SYNC, SyncHandle, Timelines, TimelineTable
@@ -70,6 +70,9 @@ FENCE_SPIN_US = 2_000
 FENCE_SPIN_SLEEP_S = 50e-6
 FENCE_POLL_MS = 1
 DETAIL_CHARS_MAX = 1_000
+COLLECT_EVERY = (10_000, 10, 1_000_000)
+"""Objects made, and collections of the young and the middle ones: what has lived for a while, which
+is caches, is never walked through."""
 CUDA_PREFIX = "cuda:"
 EXIT_DEVICE_LOST = 3
 """Exit status of a mover whose device broke; any other mover can be started in its place."""
@@ -114,12 +117,15 @@ class Mover:
         self._scrubber: Scrubber | None = None
         self._stopping = False
         self._fences_since_us = 0  # since when there has been nothing to do but to watch fences
+        self._idle_spin_us = (limits or backend.limits).idle_spin_us
+        self._busy_us = 0  # when there was last something to do
 
     def run(self) -> None:
         """Serve until told to stop. Raises `ChannelClosed` when the daemon is gone."""
         # What was imported lives as long as this process: no collection has to walk through it
         # while a forward pass waits for a layer.
         gc.freeze()
+        gc.set_threshold(*COLLECT_EVERY)
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
         writing = False
@@ -146,13 +152,15 @@ class Mover:
         """How long to wait for a message before the next step; None: until there is one."""
         if self._engine.idle:
             self._fences_since_us = 0
+            if self._idle_spin_us and now_us() - self._busy_us < self._idle_spin_us:
+                return 0
             if self._scrubber is None:
                 return None
             return max(0, -(-(self._scrubber.due_us - now_us()) // 1000))
+        now = self._busy_us = now_us()
         if not self._engine.only_fences:
             self._fences_since_us = 0
             return 0
-        now = now_us()
         if not self._fences_since_us:
             self._fences_since_us = now
         if now - self._fences_since_us > FENCE_SPIN_US:
@@ -249,6 +257,7 @@ class Mover:
                 tables=self._ipc,
                 read_timelines=lambda table: self._timelines(table, request.sync),
                 page_table=request.page_table,
+                staging=request.staging,
             )
             try:
                 self._engine.add_pool(pool)
@@ -305,12 +314,13 @@ def leave_at_once(status: int) -> None:
 
 
 def make_device(name: str, *, pinned: bool = True) -> Backend:
-    """The backend of a mover by its device's name on the command line: cpu, or cuda:<UUID>.
+    """The backend of a mover by its device's name on the command line: cpu, or cuda:<UUID>; also
+    cpu:<name>, which reaches only pools that announce that name.
 
     Raises `SystemExit` for a name that means nothing, `TransferError` for a GPU that is not there.
     """
-    if name == "cpu":
-        return Backend(CpuDevice(), {}, {})
+    if name.partition(":")[0] == "cpu":
+        return Backend(CpuDevice(), {MEMFD: NamedMemory(name)} if ":" in name else {}, {})
     if name.startswith(CUDA_PREFIX):
         return _cuda_backend(name.removeprefix(CUDA_PREFIX), pinned=pinned)
     raise SystemExit(f"there is no device {name!r}; known: cpu, {CUDA_PREFIX}<UUID of a GPU>")

@@ -147,13 +147,14 @@ class MoverHandle:
         fds: Sequence[int],
         sync: SyncHandle = TIMELINE,
         page_table: bool = False,
+        staging: bool = False,
     ) -> None:
         """Ask for a pool; `fds`: one an allocation whose kind has one, timelines, words, and with
-        `page_table` that of the table.
+        `page_table` that of the table, with `staging` those of ring and event.
 
         They stay the caller's.
         """
-        self._send(ImportPool(pool, layout, tuple(handles), sync, page_table), fds)
+        self._send(ImportPool(pool, layout, tuple(handles), sync, page_table, staging), fds)
 
     def release_pool(self, pool: PoolId) -> None:
         """Ask for a pool to be closed."""

@@ -12,16 +12,21 @@ from typing import NamedTuple
 from directory.core.actions import CopyPart
 from directory.core.ids import HOST, Place
 from transfer.host_tier import INDEX_MASK, SEGMENT_SHIFT
-from transfer.plan import Chunk, MemoryKey, RangeBatch, Segments, part_batches, unpack
+from transfer.plan import Chunk, MemoryKey, RangeBatch, Segments, part_batches
 
 
 class Pattern:
-    """Chunks of a page; compared by identity, so that a device can remember what it made of it."""
+    """Chunks of a page; compared by identity, so that a device can remember what it made of it.
 
-    __slots__ = ("chunks", "nbytes", "_cuts")
+    `layers`: the first of its layers and how many, of the pool's in ascending order; (0, 0): all,
+    in the order of the pool's layout.
+    """
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    __slots__ = ("chunks", "layers", "nbytes", "_cuts")
+
+    def __init__(self, chunks: Sequence[Chunk], layers: tuple[int, int] = (0, 0)) -> None:
         self.chunks = tuple(chunks)
+        self.layers = layers
         self.nbytes = sum(chunk.nbytes for chunk in self.chunks)
         self._cuts: dict[int, list[Pattern]] = {}
 
@@ -118,13 +123,22 @@ class PageBatch(NamedTuple):
             yield from part_batches(part, segments, self.pattern.chunks)
 
 
-def page_batch(part: CopyPart, segments: Segments, pattern: Pattern) -> PageBatch:
+def page_batch(
+    part: CopyPart, starts: Sequence[int], stops: Sequence[int], pattern: Pattern
+) -> PageBatch:
     """The pages of a part that was checked; there is at least one."""
-    if len(segments) == 1:
-        segment, starts, stops = segments[0]
-        return PageBatch(part.source, part.target, segment, pattern, starts, stops)
-    starts, stops = unpack(part.source_pages), unpack(part.target_pages)
-    return PageBatch(part.source, part.target, None, pattern, starts, stops)
+    segment: int | None = 0
+    if HOST in (part.source, part.target):
+        out = part.source == HOST
+        slots = starts if out else stops
+        segment = min(slots) >> SEGMENT_SHIFT
+        if max(slots) >> SEGMENT_SHIFT != segment:
+            segment = None
+        elif out:
+            starts = list(map(INDEX_MASK.__and__, slots))
+        else:
+            stops = list(map(INDEX_MASK.__and__, slots))
+    return PageBatch(part.source, part.target, segment, pattern, starts, stops)
 
 
 def page_slices(batches: Iterable[PageBatch], slice_bytes: int) -> Iterator[list[PageBatch]]:

@@ -106,14 +106,25 @@ def check_part(
 def check_pages(
     part: CopyPart, layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None, shard: Shard
 ) -> Segments:
-    """The pages of a part, by segment of the host tier. Raises `LayoutError` for pages or places
-    that do not exist."""
+    """The pages of a part, by segment of the host tier. Raises as `checked_lists`."""
+    starts, stops = checked_lists(part, layouts, tier, shard)
+    return _by_segment(part, starts, stops) if starts else []
+
+
+def checked_lists(
+    part: CopyPart, layouts: Mapping[PoolId, PoolLayout], tier: TierShape | None, shard: Shard
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Source and target pages of a part, host slots as whole numbers. Raises `LayoutError` for
+    pages or places that do not exist.
+
+    A layer may wait for this, so lists are looked at whole, not page by page.
+    """
     source_pages = unpack(part.source_pages)
     target_pages = unpack(part.target_pages)
     if len(source_pages) != len(target_pages):
         raise LayoutError(f"{len(source_pages)} source pages for {len(target_pages)} target pages")
     if not source_pages:
-        return []
+        return (), ()
     if len(set(target_pages)) != len(target_pages):
         raise LayoutError("a target page is named twice")
     if part.source == HOST and part.target == HOST:
@@ -123,11 +134,9 @@ def check_pages(
     pool = source or target
     assert pool is not None
     slot_bytes = _slot_bytes(shard, pool)
-    segments = _by_segment(part, source_pages, target_pages)
-    for segment, starts, stops in segments:
-        _check_side(part.source, starts, source, tier, segment, slot_bytes)
-        _check_side(part.target, stops, target, tier, segment, slot_bytes)
-    return segments
+    _check_side(part.source, source_pages, source, tier, slot_bytes)
+    _check_side(part.target, target_pages, target, tier, slot_bytes)
+    return source_pages, target_pages
 
 
 def part_batches(
@@ -320,7 +329,6 @@ def _check_side(
     pages: Sequence[int],
     layout: PoolLayout | None,
     tier: TierShape | None,
-    segment: int,
     slot_bytes: int,
 ) -> None:
     highest = max(pages)
@@ -332,9 +340,14 @@ def _check_side(
         return
     if tier is None:
         raise LayoutError("there is no host tier here")
-    # A tier may have many segments, and all but the last are alike: most need no more than this.
-    if segment >= tier.segment_count - 1 or highest >= tier.segment_bytes // slot_bytes:
-        tier.locate(segment << SEGMENT_SHIFT | highest, slot_bytes)
+    # A tier may have many segments, and all but the last are alike.
+    last = (tier.segment_count - 1) << SEGMENT_SHIFT
+    if highest >= last:
+        tier.locate(highest, slot_bytes)
+        pages = [page for page in pages if page < last]
+    per_segment = tier.segment_bytes // slot_bytes
+    if pages and max(map(INDEX_MASK.__and__, pages)) >= per_segment:
+        tier.locate(max(pages, key=INDEX_MASK.__and__), slot_bytes)
 
 
 def runs_of(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:

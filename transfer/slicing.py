@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from directory.core.actions import CopyPart, SubmitCopy
 from directory.core.ids import PoolId
-from transfer.copies import Slice
+from transfer.copies import Copy, Slice
 from transfer.host_tier import TierShape
 from transfer.landing import PatternCache, Progress, layered, layered_pages
 from transfer.layout import PoolLayout
@@ -19,22 +19,29 @@ from transfer.pages import PageBatch, Pattern, page_batch, page_slices
 from transfer.plan import (
     ChunkCache,
     Shard,
-    check_pages,
+    checked_lists,
     forget,
     fused_chunks,
     plan,
     slices,
 )
+from transfer.staging import Slab, StagedCopy, capped
 
 
 class SliceSizes(NamedTuple):
     """Bounds of a slice. `landing_bytes`: least size of a step of layers that is told at once.
-    `near_bytes`: of a copy between GPU memories, which is much faster than the host's bus."""
+    `near_bytes`: of a copy between GPU memories, which is much faster than the host's bus;
+    `calm_bytes`: of one within a GPU, where nothing computes; `later_bytes`: of the later steps of
+    a load that lands layer by layer; `row_bytes`: least size of a page's part in such a step of a
+    load that goes through a slab."""
 
     nbytes: int
     ranges: int
     landing_bytes: int
     near_bytes: int
+    calm_bytes: int
+    later_bytes: int
+    row_bytes: int
 
 
 class Slicer:
@@ -59,6 +66,7 @@ class Slicer:
         tier: TierShape | None,
         *,
         near: bool = False,
+        local: bool = False,
     ) -> tuple[Iterator[Slice], Progress | None]:
         """The slices of a copy, to be taken, and how far it is if it lands layer by layer.
 
@@ -75,13 +83,49 @@ class Slicer:
                 progress = Progress(paged)
             else:
                 progress = Progress(layered(landing, parts, layouts, tier, shard, least))
-            return progress.slices(sizes.nbytes, sizes.ranges), progress
+            later = max(sizes.nbytes, sizes.later_bytes)
+            return progress.slices(sizes.nbytes, sizes.ranges, later), progress
         if not self._whole_pages:
             batches = plan(parts, layouts, tier, self._chunks, shard)
             return slices(batches, sizes.nbytes, sizes.ranges), None
         checked = [self._pages(part, layouts, tier, shard) for part in parts]
-        nbytes = sizes.near_bytes if near else sizes.nbytes
+        nbytes = sizes.calm_bytes if local else sizes.near_bytes if near else sizes.nbytes
         return page_slices(chain.from_iterable(checked), nbytes), None
+
+    def staged(
+        self,
+        request: SubmitCopy,
+        parts: Sequence[CopyPart],
+        layouts: Mapping[PoolId, PoolLayout],
+        tier: TierShape | None,
+        slab: Slab,
+    ) -> tuple[StagedCopy, Progress | None]:
+        """The same of a copy that goes through a slab. Raises as `slices` does."""
+        shard = Shard(request.slot_bytes, request.shard_offset)
+        progress = None
+        pieces: Iterator[list[PageBatch]]
+        if request.landing is not None:
+            least, patterns = self._sizes.landing_bytes, self._patterns
+            steps = layered_pages(
+                request.landing, parts, layouts, tier, shard, least,
+                patterns=patterns, row_bytes=self._sizes.row_bytes,
+            )  # fmt: skip
+            progress = Progress(steps)
+            pieces = progress.slices(slab.part_bytes, 0, slab.part_bytes)  # type: ignore[assignment]
+        else:
+            checked = [self._pages(part, layouts, tier, shard) for part in parts]
+            pieces = page_slices(chain.from_iterable(checked), slab.part_bytes)
+        return StagedCopy(slab, capped(pieces), whole_pages=self._whole_pages), progress
+
+    def shorten(self, copy: Copy) -> None:
+        """Cut the next slice of a copy within a GPU down: something computes there."""
+        more = copy.more
+        if not self._whole_pages or not more:
+            return
+        if sum(batch.nbytes for batch in more) > self._sizes.near_bytes:
+            pieces = page_slices(more, self._sizes.near_bytes)  # type: ignore[arg-type]
+            copy.slices = chain(pieces, copy.slices)
+            copy.more = next(copy.slices)
 
     def _pages(
         self,
@@ -90,12 +134,12 @@ class Slicer:
         tier: TierShape | None,
         shard: Shard,
     ) -> Iterator[PageBatch]:
-        segments = check_pages(part, layouts, tier, shard)
-        if not segments:
+        starts, stops = checked_lists(part, layouts, tier, shard)
+        if not starts:
             return iter(())
         key = ((part.source, part.target), shard, -1)
         known = self._patterns.get(key)
         if known is None:
             chunks = fused_chunks(layouts.get(part.source), layouts.get(part.target), shard)
             known = self._patterns[key] = [(0, Pattern(chunks))]
-        return iter([page_batch(part, segments, known[0][1])])
+        return iter([page_batch(part, starts, stops, known[0][1])])

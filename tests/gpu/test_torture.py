@@ -28,6 +28,18 @@ def test_with_all_protections_not_one_byte_is_wrong() -> None:
     assert " 0 copies with wrong bytes" in torture("--seconds", "10", "--seed", "11")
 
 
+def test_nor_is_any_by_way_of_staging_slabs() -> None:
+    said = torture("--seconds", "10", "--seed", "13", "--staged")
+    assert " 0 copies with wrong bytes" in said
+    assert "stage requests" in said
+
+
+@pytest.mark.parametrize("protection", ["destination-fence", "forward-fence", "word-recheck"])
+def test_without_a_protection_wrong_bytes_are_found_in_slabs_too(protection: str) -> None:
+    said = torture("--seconds", "10", "--seed", "14", "--staged", "--without", protection)
+    assert "WRONG" in said
+
+
 @pytest.mark.parametrize("protection", PROTECTIONS)
 def test_without_a_protection_wrong_bytes_are_found(protection: str) -> None:
     assert "WRONG" in torture("--seconds", "10", "--seed", "12", "--without", protection)

@@ -4,7 +4,7 @@ Two schedulers (torture_scheduler.py) publish, free, overwrite and remake as the
 driver here backs their pages up, copies them to the other, and restores host pages into pages that
 were just freed. Every page of every copy that counts is compared with what was published. With one
 protection taken out the run must find wrong bytes; with all in place not a single one. Exit
-status: 0 if the expectation held, 1 if not.
+status: 0 if the expectation held, 1 if not. `--staged`: pages go through staging slabs.
 
 `--device cpu` runs it without a GPU; else UUIDs, one or two, of the schedulers' GPUs ("auto": all).
 """
@@ -30,6 +30,7 @@ from scheduler_shim.landings import Landings
 from tests.gpu import torture_messages as t
 from tests.gpu.torture_report import PROTECTIONS, Copying, HostPages, Side, report
 from transfer.host_tier import HostTierMemory
+from transfer.imports import STAGE_FDS
 from transfer.ipc.channel import FdChannel, close_fds
 from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable
@@ -42,20 +43,27 @@ SEGMENT_BYTES = 16 << 20
 TIER_BYTES = 256 << 20
 UNDER_WAY_MAX = 48
 DELAYED_MAX = 64
+STAGED_LIMITS = (
+    "--limit", "stage_chunks_min=1", "--limit", "stage_bytes=131072", "--limit", "stage_row_bytes=0"
+)  # fmt: skip
+"""Every copy goes through the slab, in slices of two pages."""
 
 
 class Driver:
     """The daemon's part. `without`: the protection that is taken out, or nothing."""
 
-    def __init__(self, devices: Sequence[str], seed: int, without: str) -> None:
+    def __init__(
+        self, devices: Sequence[str], seed: int, without: str, *, staged: bool = False
+    ) -> None:
         self._rng = random.Random(seed)
         self._without = without
         program = "tests.gpu.mutant_mover" if without == "word-recheck" else "transfer.mover"
-        self._mover = MoverHandle.spawn(devices[0], program=program)
+        options = STAGED_LIMITS if staged else ()
+        self._mover = MoverHandle.spawn(devices[0], program=program, options=options)
         self._tier = HostTierMemory.create(TIER_BYTES, SEGMENT_BYTES)
         self._mover.open_tier(self._tier)
         self._sides = [
-            Side(n, *_start(devices[n % len(devices)], seed * 1000 + n)) for n in range(2)
+            Side(n, *_start(devices[n % len(devices)], seed * 1000 + n, staged)) for n in range(2)
         ]
         self._host: HostPages | None = None
         self._layout: PoolLayout | None = None  # of every pool
@@ -294,12 +302,17 @@ class Driver:
             self._mover.release_pool(last)
         side.comes(number, message.generation, keep_names=forget)
         if not forget:
-            self._tables[number] = TimelineTable.open(self._ipc, fds[-2])
+            timelines = fds[-2 - STAGE_FDS * message.staged]
+            self._tables[number] = TimelineTable.open(self._ipc, timelines)
             self._landings[number] = Landings(self._tables[number])
         if number == side.pool:
             side.held = message, [os.dup(fd) for fd in fds]  # one name, so one after the other
         else:
-            self._mover.import_pool(number, message.layout, message.handles, fds)
+            self._import(number, message, fds)
+
+    def _import(self, number: int, message: t.Registered, fds: Sequence[int]) -> None:
+        layout, handles = message.layout, message.handles
+        self._mover.import_pool(number, layout, handles, fds, staging=message.staged)
 
     def _released(self, pool: int) -> None:
         if pool in self._tables:
@@ -311,7 +324,7 @@ class Driver:
             if side.held is not None and side.coming == pool:
                 message, fds = side.held
                 side.held = None
-                self._mover.import_pool(pool, message.layout, message.handles, fds)
+                self._import(pool, message, fds)
                 close_fds(fds)
 
     def _give_up(self, copying: Copying) -> None:
@@ -327,7 +340,7 @@ def _packed(pages: Sequence[int]) -> bytes:
     return b"".join(page.to_bytes(4, "little") for page in pages)
 
 
-def _start(device: str, seed: int) -> tuple[subprocess.Popen[bytes], FdChannel]:
+def _start(device: str, seed: int, staged: bool) -> tuple[subprocess.Popen[bytes], FdChannel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     command = [sys.executable, "-m", "tests.gpu.torture_scheduler", "--device", device]
     environment = dict(os.environ)
@@ -335,7 +348,7 @@ def _start(device: str, seed: int) -> tuple[subprocess.Popen[bytes], FdChannel]:
         environment["CUDA_VISIBLE_DEVICES"] = device.removeprefix("cuda:")
     with theirs:
         process = subprocess.Popen(
-            [*command, "--fd", str(theirs.fileno()), "--seed", str(seed)],
+            [*command, "--fd", str(theirs.fileno()), "--seed", str(seed)] + ["--staged"] * staged,
             cwd=ROOT,
             env=environment,
             pass_fds=(theirs.fileno(),),
@@ -361,8 +374,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--without", choices=PROTECTIONS, default="")
+    parser.add_argument("--staged", action="store_true")
     options = parser.parse_args(arguments)
-    driver = Driver(device_names(options.device), options.seed, options.without)
+    devices, staged = device_names(options.device), options.staged
+    driver = Driver(devices, options.seed, options.without, staged=staged)
     try:
         driver.run(options.seconds)
     finally:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from directory.core.ids import CURRENT, FORWARD
+from scheduler_shim.staging import SharedSlab
 from tests.gpu.torture_messages import LANDING_COUNTERS, Position, word_of
 from transfer.ipc.memory import MemoryHandle, SharedMapping, SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable, WordTable
@@ -82,6 +83,10 @@ class CpuPool:
         done = [c for c in self._checks if all(self.timelines.read(i) >= c[1][i] for i in (0, 1))]
         self._checks = [c for c in self._checks if c not in done]
         return [(token, len(p), self._wrong(p, c)) for token, _, p, c in done]
+
+    def make_slab(self, nbytes: int) -> SharedSlab:
+        """A staging slab for the pool."""
+        return SharedSlab(self._ipc, self.layout, self._memory, nbytes)
 
     def close(self) -> None:
         """Wait for the lanes and free everything."""

@@ -9,6 +9,7 @@ from directory.core.ids import CURRENT, FORWARD
 from tests.gpu.peer_pool import export
 from tests.gpu.torture_messages import LANDING_COUNTERS, Position, word_of
 from transfer.ipc.cuda_driver import Driver, load_api, visible_devices
+from transfer.ipc.cuda_staging import CudaSlab
 from transfer.ipc.cuda_sync import CudaTimelines
 from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable, WordTable
@@ -107,6 +108,11 @@ class CudaPool:
             (done if check[3].query() else left).append(check)
         self._checks = left
         return [(token, pages, int(found[0])) for token, pages, found, _ in done]
+
+    def make_slab(self, nbytes: int) -> CudaSlab:
+        """A staging slab for the pool."""
+        addresses = [tensor.data_ptr() for tensor in self._tensors]
+        return CudaSlab(self._driver, self.layout, addresses, nbytes)
 
     def close(self) -> None:
         """Wait for the lanes and free everything."""

@@ -21,6 +21,7 @@ class Registered(msgspec.Struct, frozen=True, tag="registered"):
     generation: int
     layout: PoolLayout
     handles: tuple[MemoryHandle, ...]
+    staged: bool = False
 
 
 class Published(msgspec.Struct, frozen=True, tag="published"):

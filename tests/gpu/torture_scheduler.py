@@ -20,9 +20,11 @@ from typing import Protocol
 import msgspec
 
 from directory.core.ids import CURRENT, FORWARD
+from scheduler_shim.staging import SlabMemory, Staging
 from tests.gpu import torture_messages as t
 from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
 from transfer.ipc.memory import MemoryHandle
+from transfer.ipc.stage_ring import STAGE_BELOW_BYTES
 from transfer.ipc.sync import TimelineTable, WordTable
 from transfer.layout import PoolLayout, mha_layer_first
 
@@ -31,6 +33,7 @@ SPANS = 2048
 AHEAD_MAX = 12
 """Signals that the host may be ahead of its lanes."""
 GENERATION_S = 2.0
+SLAB_BYTES = 2 << 20
 LAYOUT = mha_layer_first(
     layers=2, page_size=16, page_count=PAGES, heads=4, head_dim=128, itemsize=2
 )
@@ -54,6 +57,7 @@ class Pool(Protocol):
     def signal(self) -> t.Position: ...
     def check(self, token: int, pages: Sequence[int], contents: Sequence[int]) -> None: ...
     def checked(self) -> list[tuple[int, int, int]]: ...
+    def make_slab(self, nbytes: int) -> SlabMemory: ...
     def close(self) -> None: ...
 
 
@@ -70,9 +74,10 @@ class Span:
 class Generation:
     """One pool and what is where in it."""
 
-    def __init__(self, number: int, pool: Pool) -> None:
+    def __init__(self, number: int, pool: Pool, staging: Staging | None) -> None:
         self.number = number
         self.pool = pool
+        self.staging = staging
         self.free = list(range(PAGES))  # the last freed is the first reused
         self.slots = deque(range(1, SPANS))  # the first freed is the last reused
         self.spans: list[Span] = []
@@ -91,9 +96,10 @@ class Generation:
 class Scheduler:
     """The loop."""
 
-    def __init__(self, channel: FdChannel, device: str, seed: int) -> None:
+    def __init__(self, channel: FdChannel, device: str, seed: int, *, staged: bool) -> None:
         self._channel = channel
         self._device = device
+        self._staged = staged
         self._rng = random.Random(seed)
         self._next_content = self._rng.getrandbits(62)
         self._old: dict[int, Generation] = {}
@@ -130,8 +136,16 @@ class Scheduler:
             from tests.gpu.torture_cuda import CudaPool
 
             pool = CudaPool(LAYOUT, SPANS, start)
-        self._say(t.Registered(number, LAYOUT, pool.handles), pool.fds)
-        generation = Generation(number, pool)
+        staging = None
+        if self._staged:
+            staging = Staging(LAYOUT, pool.make_slab(SLAB_BYTES))
+            staging.begin(STAGE_BELOW_BYTES)
+            handles = *pool.handles, staging.handle
+            fds = [*pool.fds[:-2], *staging.slab_fds, *pool.fds[-2:], *staging.fds]
+            self._say(t.Registered(number, staging.layout, handles, staged=True), fds)
+        else:
+            self._say(t.Registered(number, LAYOUT, pool.handles), pool.fds)
+        generation = Generation(number, pool, staging)
         generation.position = start
         return generation
 
@@ -260,6 +274,8 @@ class Scheduler:
                 generation.checking[landed.token] = pages
                 generation.pool.check(landed.token, pages, landed.contents)
             else:
+                if generation.staging is not None:
+                    generation.staging.settle()
                 generation.free += pages
 
     def _collect(self, generation: Generation) -> None:
@@ -268,6 +284,9 @@ class Scheduler:
             self._say(t.Checked(token, pages, wrong))
         if generation.unmapped and not generation.checking:
             del self._old[generation.number]
+            if generation.staging is not None:
+                self._counts["stage requests"] += generation.staging.requests
+                generation.staging.close()
             generation.pool.close()
 
     def _say(self, message: t.FromScheduler, fds: Sequence[int] = ()) -> None:
@@ -280,10 +299,11 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--staged", action="store_true")
     options = parser.parse_args()
     channel = FdChannel(socket.socket(fileno=options.fd))
     try:
-        Scheduler(channel, options.device, options.seed).run()
+        Scheduler(channel, options.device, options.seed, staged=options.staged).run()
         while True:  # until the driver has read everything
             select.select([channel], [], [])
             channel.receive()

@@ -175,6 +175,10 @@ class PageKernel:
         kernel = self._kernels[unroll]
         call("cuLaunchKernel", kernel, blocks, 1, 1, THREADS, 1, 1, 0, stream, (values, kinds), 0)
 
+    def prepare(self, stream: Any) -> None:
+        """Make what launches on a stream need, before the first one."""
+        self._table(stream)
+
     def _table(self, stream: Any) -> int:
         key = int(stream)
         if key not in self._tables:

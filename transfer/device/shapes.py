@@ -86,13 +86,19 @@ class Placed(NamedTuple):
 
 class Spread:
     """A pattern between a pool and any segments of the host tier. `first`: placed in one of them,
-    for what is the same in all. `plain`: a list of ranges, and no page crosses a border."""
+    for what is the same in all. `plain`: a list of ranges, and no page crosses a border.
+    `few`: so few chunks a page that it is always one list."""
 
     def __init__(self, first: Placed) -> None:
         self.first = first
         self.plain = not first.tiled
+        # Of a page of few chunks rectangles are no faster than a list, and placing a layer of every
+        # segment takes longer than moving it.
+        self.few = not first.merges and len(first.chunks) < ROWS_MIN
         self.pool_keys = {key for key in first.keys if key[0] != HOST}
         self.segments: dict[int, tuple[int, int]] = {}
+        self.last_min = 1 << 62
+        """The last slot of the shortest of them."""
 
     def pool_last(self, side: int) -> int:
         """The highest page of the pool; `side` 1: the host is the target."""
@@ -101,7 +107,9 @@ class Spread:
     def add(self, number: int, memory: Attached, span: tuple[int, int, int]) -> None:
         """Know a segment: its address, and its last slot whose bytes are in it."""
         stride, _, end = span
-        self.segments[number] = memory.address, (memory.nbytes - 1 - end) // stride
+        last = (memory.nbytes - 1 - end) // stride
+        self.segments[number] = memory.address, last
+        self.last_min = min(self.last_min, last)
         if memory.chunk_bytes:
             self.plain = False
 
@@ -179,20 +187,22 @@ class Shapes:
         numbers = {slot >> SEGMENT_SHIFT for slot in slots}
         for number in numbers.difference(spread.segments):
             spread.add(number, self._memory((HOST, number)), _host_span(batch))
-        if not spread.plain or len(slots) >= ROWS_MIN * len(numbers):
+        many = len(slots) >= ROWS_MIN * len(numbers) and not spread.few
+        if not spread.plain or many:
             for part in batch.by_segment():
                 self.add(part, work)
             return spread.first.direction
         pool = batch.source if side else batch.target
         _check(pool, max(others), spread.pool_last(side))
         stride = chunk.target_stride if side else chunk.source_stride
-        starts = []
-        for slot in slots:
-            address, last = spread.segments[slot >> SEGMENT_SHIFT]
-            index = slot & INDEX_MASK
-            if index > last:
-                _check(HOST, slot, last)
-            starts.append(address + index * stride)
+        segments = spread.segments
+        if max(map(INDEX_MASK.__and__, slots)) > spread.last_min:
+            for slot in slots:
+                if slot & INDEX_MASK > (last := segments[slot >> SEGMENT_SHIFT][1]):
+                    _check(HOST, slot, last)
+        starts = [
+            segments[slot >> SEGMENT_SHIFT][0] + (slot & INDEX_MASK) * stride for slot in slots
+        ]
         work.direction = spread.first.direction
         work.keys |= spread.pool_keys
         work.keys.update([(HOST, number) for number in numbers])

@@ -6,7 +6,28 @@ Owns which backend a mapping came from, so that it goes back to the same one.
 from collections.abc import Mapping as MappingOf
 
 from directory.core.errors import ImportFailed, TransferError
-from transfer.ipc.memory import DeviceMemoryIPC, Mapping, MemoryHandle
+from transfer.ipc.memory import (
+    DeviceMemoryIPC,
+    Mapping,
+    MemoryHandle,
+    SharedMapping,
+    SharedMemoryIPC,
+)
+
+
+class NamedMemory(SharedMemoryIPC):
+    """Shared memory that was announced with one device's name, and no other: for trying out,
+    without GPUs, a machine whose GPUs do not reach one another."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def import_memory(self, handle: MemoryHandle, fds: tuple[int, ...]) -> SharedMapping:
+        """Map it, or refuse it as a GPU's driver would."""
+        if handle.device != self._device:
+            raise ImportFailed(f"{self._device} does not reach memory of {handle.device}")
+        return super().import_memory(handle, fds)
 
 
 class MemoryByKind:

@@ -133,6 +133,7 @@ class StreamWaiter:
         self._released: dict[int, int] = {}  # what streams were let go with, until `answered`
         self._lost: dict[tuple[int, int], None] = {}
         self._closing = False
+        self._wakes: float | None = None  # when the watchdog looks next; None: once it is told to
         self._watchdog = threading.Thread(target=self._watch, name="stream-watchdog", daemon=True)
         self._watchdog.start()
 
@@ -142,8 +143,13 @@ class StreamWaiter:
         with self._guard:
             # Guarded before it is queued: there is no moment at which nobody can release it.
             waits = self._waits.setdefault(index, [])
-            waits.append((time.monotonic() + deadline_s, value))
-            self._guard.notify()
+            due = time.monotonic() + deadline_s
+            waits.append((due, value))
+            # A forward pass waits for each of its layers: a watchdog that woke up for each would
+            # take the interpreter from it as often.
+            if self._wakes is None or due < self._wakes:
+                self._wakes = due
+                self._guard.notify()
         self._driver.call("cuStreamWaitValue64", stream, address, value, WAIT_GREATER_OR_EQUAL)
 
     def answered(self, index: int, value: int, *, landed: bool) -> None:
@@ -193,8 +199,10 @@ class StreamWaiter:
                     if self._table.read(index) < value:
                         self._table.write(index, value)
                 due = min((min(waits)[0] for waits in self._waits.values()), default=None)
-                pause = None if due is None else max(0.0, due - now)
-                self._guard.wait(RELEASE_AGAIN_S if self._released else pause)
+                if self._released:
+                    due = now + RELEASE_AGAIN_S
+                self._wakes = due
+                self._guard.wait(None if due is None else max(0.0, due - now))
             for index, waits in list(self._waits.items()):
                 self._let_go(index, max(value for _, value in waits))
 

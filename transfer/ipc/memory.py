@@ -183,7 +183,7 @@ class SharedMemoryIPC:
 
     def import_memory(self, handle: MemoryHandle, fds: tuple[int, ...]) -> SharedMapping:
         """Map a memfd after checking kind, seals and size."""
-        if handle.kind != MEMFD or handle.device != "cpu" or len(fds) != 1:
+        if handle.kind != MEMFD or handle.device.partition(":")[0] != "cpu" or len(fds) != 1:
             raise ImportFailed(
                 f"a {handle.kind} handle of device {handle.device!r} with {len(fds)} descriptors "
                 "is not shared memory; register the pool with the backend that exported it"

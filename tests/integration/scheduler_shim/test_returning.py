@@ -1,22 +1,27 @@
 """Schedulers whose real daemon is killed or stopped, and the next one that they find."""
 
+import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from directory.core.actions import Counters
-from directory.core.events import Mode, Stats
+from directory.core.events import Flush, Mode, Stats
 from directory.core.tokens import pack_tokens
 from directory.protocol.runtime_dir import deserted
+from scheduler_shim import dial
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial
+from scheduler_shim.link import ZmqLink
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import Finished
 from tests.integration.daemon.support import DaemonProcess, wait_until
+from transfer.ipc.lane import FrameLane
 
 PAGE_SIZE = 16
 QUICK = Deadlines(call_ms=500, restore_ms=2_000, connect_ms=20_000, misses_max=2)
@@ -135,3 +140,70 @@ def test_a_daemon_that_stands_still_blocks_no_tick_of_a_scheduler_on_its_way_bac
         node.until(alone=False)
         assert node.violations() == []
         node.close()
+
+
+def test_no_step_of_the_way_back_makes_two_things(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step stands between two ticks: arena, link and ZeroMQ's part are not made in one."""
+    made: list[str] = []
+
+    def noted(name: str, make: Callable[..., object]) -> Callable[..., object]:
+        def noting(*given: object, **named: object) -> object:
+            made.append(f"{name} {named.get('warm', '')}".strip())
+            return make(*given, **named)
+
+        return noting
+
+    for name in ("make_arena", "make_link"):
+        monkeypatch.setattr(dial, name, noted(name, getattr(dial, name)))
+    monkeypatch.setattr(ZmqLink, "connect", noted("connect", ZmqLink.connect))
+    pool = SharedPool(page_size=PAGE_SIZE, page_count=32, bytes_per_token=256)
+    with DaemonProcess(tmp_path / "rt") as daemon:
+        attempt = DaemonDial(daemon.runtime_dir, pool, instance="a").begin("mirrored")
+        steps: list[tuple[str, ...]] = []
+        give_up = time.monotonic() + GIVE_UP_S
+        client = None
+        while client is None:
+            assert time.monotonic() < give_up
+            made.clear()
+            client = attempt.step()
+            if made:
+                steps.append(tuple(made))
+        assert steps == [("make_arena False",), ("make_link",), ("connect",)]
+        assert isinstance(client.call(Stats(), 10_000), Counters)
+        client.close()
+    pool.close()
+
+
+def test_what_is_held_goes_in_one_piece_and_a_try_that_is_given_up_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[int] = []
+    send = FrameLane._send_data
+
+    def noting(self: FrameLane, data: bytes) -> bool:
+        pieces.append(len(data))
+        return send(self, data)
+
+    pool = SharedPool(page_size=PAGE_SIZE, page_count=32, bytes_per_token=256)
+    with DaemonProcess(tmp_path / "rt") as daemon:
+        client = DaemonClient.connect(daemon.runtime_dir, pool, instance="a", mode="mirrored")
+        monkeypatch.setattr(FrameLane, "_send_data", noting)
+        for value in (1, 2, 3):
+            client.report(Flush("pool", value), hold=True)
+        assert not pieces
+        client.send_held()
+        assert len(pieces) == 1
+        wait_until(lambda: not client.poll() and not client.open_count)
+        assert not client.refused
+        client.close()
+        before = len(os.listdir("/proc/self/fd"))
+        for steps in range(6):
+            attempt = DaemonDial(daemon.runtime_dir, pool, instance="a").begin("mirrored")
+            for _ in range(steps):
+                attempt.step()
+                time.sleep(0.05)
+            attempt.close()
+            assert len(os.listdir("/proc/self/fd")) == before
+    pool.close()

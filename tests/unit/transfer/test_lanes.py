@@ -99,7 +99,7 @@ def test_the_fake_is_a_page_device_and_a_plain_one_is_not() -> None:
     assert not isinstance(FakeDevice(), PageDevice)
 
 
-@limits(slice_bytes=200, near_slice_bytes=200)
+@limits(slice_bytes=200, near_slice_bytes=200, calm_slice_bytes=200)
 def test_a_page_device_moves_the_same_bytes_of_every_kind(scene: Scene) -> None:
     scene.submit(backup(1, [3, 7, 8], [9, 2, 17]))
     assert scene.ends() == [1]
@@ -140,7 +140,7 @@ def test_a_restore_goes_at_once_though_backups_fill_their_lane(scene: Scene) -> 
     assert scene.ends() == [2, 1]
 
 
-@limits(slice_bytes=64, near_slice_bytes=64, submissions_max=4)
+@limits(slice_bytes=64, calm_slice_bytes=64, calm_submissions_max=9, submissions_max=4)
 def test_no_lane_takes_every_place_and_all_of_them_keep_to_the_bound(scene: Scene) -> None:
     scene.submit(backup(1, range(16), range(16)), peer(2, range(8), range(8)))
     kinds = [piece[0].target for piece in scene.device.pages]
@@ -163,12 +163,12 @@ def test_a_capped_lane_sends_a_slice_only_when_the_last_ones_time_is_over(scene:
 
 
 @pytest.mark.parametrize(
-    ("computing", "target", "in_flight"), [(True, 2, 1), (False, 2, 3), (True, 3, 3)]
+    ("computing", "target", "in_flight"), [(True, 2, 1), (False, 2, 2), (True, 3, 3)]
 )
 def test_copies_within_a_gpu_go_one_slice_at_a_time_while_it_computes(
     computing: bool, target: int, in_flight: int
 ) -> None:
-    scene = Scene(computing=computing, near_slice_bytes=64)
+    scene = Scene(computing=computing, near_slice_bytes=64, calm_slice_bytes=64)
     scene.submit(peer(1, range(8), range(8), target))
     assert scene.device.in_flight == in_flight
     assert scene.ends() == [1]
@@ -192,17 +192,31 @@ def test_behind_a_paced_slice_there_is_a_pause_in_proportion() -> None:
     scene.close()
 
 
-@limits(slice_bytes=64, near_slice_bytes=100_000)
-def test_slices_between_gpu_memories_have_a_size_of_their_own(scene: Scene) -> None:
-    scene.submit(peer(1, range(8), range(8)), backup(2, range(8), range(8)))
+@limits(slice_bytes=64, near_slice_bytes=256, calm_slice_bytes=100_000, lane_submissions_max=1)
+def test_slices_between_gpu_memories_have_sizes_of_their_own(scene: Scene) -> None:
+    far = copy(3, "peer_copy", part(1, range(8), 3, range(8)))
+    scene.submit(peer(1, range(8), range(8)), backup(2, range(8), range(8)), far)
+    assert sorted(scene.ends()) == [1, 2, 3]
     sizes = {piece[0].target: sum(b.nbytes for b in piece) for piece in scene.device.pages}
     assert sizes[2] == 8 * scene.layout.page_bytes
+    assert sizes[3] == 256
     assert sizes[HOST] <= 64
-    assert sorted(scene.ends()) == [1, 2]
+
+
+@limits(near_slice_bytes=128, calm_slice_bytes=512)
+def test_what_was_cut_while_the_gpu_was_calm_is_cut_again_once_it_computes(scene: Scene) -> None:
+    scene.submit(peer(1, range(16), range(16)))
+    assert [sum(b.nbytes for b in piece) for piece in scene.device.pages] == [512, 512]
+    scene.computing = True
+    assert scene.ends() == [1]
+    later = [sum(b.nbytes for b in piece) for piece in scene.device.pages[2:]]
+    assert later == [128] * (16 * scene.layout.page_bytes // 128 - 8)
+    for page in range(16):
+        assert scene.pools[2].read_page(page) == scene.pools[1].pattern(1, page)
 
 
 def test_a_copy_that_is_lost_leaves_its_lane_wherever_it_stands() -> None:
-    lanes = Lanes(4, 4, Pace(), lambda: True)
+    lanes = Lanes(4, 4, 2, Pace(), lambda: True)
     copies = [Copy(backup(op, [0], [0]), 0) for op in range(3)]
     for one in copies:
         lanes.add(one)

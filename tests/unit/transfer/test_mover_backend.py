@@ -14,7 +14,7 @@ from transfer import mover
 from transfer.device import cuda
 from transfer.device.fake import FakeDevice
 from transfer.device.protocol import Completion, DeviceLost, PageDevice, Ticket
-from transfer.engine_limits import CUDA_LIMITS
+from transfer.engine_limits import CUDA_LIMITS, EngineLimits
 from transfer.ipc.channel import FdChannel
 from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, Mapping, MemoryHandle
 from transfer.ipc.sync import SyncHandle
@@ -120,3 +120,27 @@ def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits
     assert driver.named("cuMemcpyAsync"), "it was calibrated"
     with pytest.raises(ImportFailed, match="no peers"):
         backend.memory[CUDA_IPC].import_memory(MemoryHandle(CUDA_IPC, 1, "GPU-other"), ())
+
+
+def test_a_mover_looks_for_the_next_copy_for_a_while_before_it_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1_000_000
+    monkeypatch.setattr(mover, "now_us", lambda: now)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = mover.Mover(FdChannel(theirs), FakeDevice(), EngineLimits(idle_spin_us=500))
+    assert made._patience_ms() is None, "there was nothing to do yet"
+    owned = OwnedPool(small_layout())
+    made._engine.add_pool(owned.import_as(1))
+    made._engine.submit(copy(1, "peer_copy", part(1, [0], 1, [3])))
+    assert made._patience_ms() == 0
+    made._engine.release_pool(1)
+    while not made._engine.idle:
+        made._engine.step()
+    now += 499
+    assert made._patience_ms() == 0
+    now += 1
+    assert made._patience_ms() is None
+    owned.close()
+    ours.close()
+    theirs.close()

@@ -2,7 +2,9 @@
 
 import ctypes
 import struct
+import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -224,6 +226,11 @@ def test_a_gpu_without_room_is_left_with_what_is_assumed(
     assert cuda_calibrate.SCRATCH_BYTES == SCRATCH_BYTES
 
 
+def at_once(work: Callable[[], None]) -> None:
+    """A look that is over when it was begun."""
+    work()
+
+
 class Library:
     """Stands in for the management library."""
 
@@ -247,7 +254,7 @@ class Library:
 
 def test_a_gpu_computes_when_the_library_says_so_and_a_pause_asks_again() -> None:
     now, library = [0], Library(0)
-    computing = Computing("GPU-1", lambda: now[0], library)
+    computing = Computing("GPU-1", lambda: now[0], library, at_once)
     assert not computing()
     library.percent = 80  # by copies of our own, as far as anybody can tell
     for _ in range(5):
@@ -263,7 +270,7 @@ def test_a_gpu_computes_when_the_library_says_so_and_a_pause_asks_again() -> Non
 
 def test_an_answer_that_is_too_old_counts_as_computing_until_there_is_a_pause() -> None:
     now, library = [0], Library(0)
-    computing = Computing("GPU-1", lambda: now[0], library)
+    computing = Computing("GPU-1", lambda: now[0], library, at_once)
     said = []
     for _ in range(15):
         said.append(computing())
@@ -276,4 +283,29 @@ def test_an_answer_that_is_too_old_counts_as_computing_until_there_is_a_pause() 
 def test_where_nobody_can_say_a_gpu_counts_as_computing() -> None:
     library = Library(0)
     library.broken = True
-    assert Computing("GPU-1", lambda: 0, library)()
+    assert Computing("GPU-1", lambda: 0, library, at_once)()
+
+
+def test_until_the_library_has_answered_a_gpu_counts_as_computing_and_nobody_waits() -> None:
+    now, library = [0], Library(0)
+    begun: list[Callable[[], None]] = []
+    computing = Computing("GPU-1", lambda: now[0], library, begun.append)
+    assert computing()
+    assert computing()
+    assert not library.asked
+    assert len(begun) == 1, "one look at a time"
+    begun.pop()()
+    assert not computing()
+    now[0] += PAUSE_US
+    assert computing(), "what was found before the pause is old"
+    begun.pop()()
+    assert not computing()
+
+
+def test_the_library_is_asked_by_a_thread_of_its_own() -> None:
+    library = Library(0)
+    computing = Computing("GPU-1", lambda: 0, library)
+    give_up = time.monotonic() + 5
+    while computing():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)

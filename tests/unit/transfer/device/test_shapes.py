@@ -293,3 +293,24 @@ def chunks_of_one() -> list[Chunk]:
 def test_a_run_is_split_where_the_next_registration_begins() -> None:
     assert split((5, 0, 10), 1, 10, 40) == [(5, 0, 4), (9, 4, 4), (13, 8, 2)]
     assert split((3, 9, 2), 0, 10, 40) == [(3, 9, 1), (4, 10, 1)]
+
+
+def test_a_layer_of_many_segments_is_one_list_and_no_segment_is_placed_for_it() -> None:
+    """Eight pages of each of four segments: two chunks a page, as a layer's K and V are."""
+    pages, chunk, segments = 8, 16, 4
+    slot = 6 * chunk
+    memories: dict[MemoryKey, Memory] = {(1, 0): Memory(1 << 16, 1 << 16, 0, "GPU-own")}
+    for number in range(segments):
+        memories[HOST, number] = Memory(1 << 10 | number << 12, pages * slot, 0, "")
+    layer = [Chunk(0, n * chunk, slot, 0, n << 12, chunk, chunk) for n in (0, 1)]
+    slots = [number << 16 | index for number in range(segments) for index in range(pages)]
+    targets = list(range(len(slots)))
+    batch = PageBatch(HOST, 1, None, Pattern(layer), slots, targets)
+    shapes = Shapes(memories.__getitem__, "GPU-own", rates("tile"), can_tile=True)
+    work = Work()
+    shapes.add(batch, work)
+    assert not work.rectangles
+    assert len(work.sizes) == len(slots) * len(layer)
+    scene = Scene(memories, batch)
+    assert carried_out(moves(work)) == carried_out(planned(scene))
+    assert not shapes._placed, "a prompt's segments times its layers would be placed one by one"

@@ -218,6 +218,30 @@ def until_lost(waiter: StreamWaiter, index: int, value: int) -> None:
     raise AssertionError("not lost")
 
 
+def test_the_watchdog_is_not_woken_for_every_layer_but_for_an_earlier_deadline(
+    table: TimelineTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[None] = []
+    notify = threading.Condition.notify
+
+    def counted(condition: threading.Condition, n: int = 1) -> None:
+        woken.append(None)
+        notify(condition, n)
+
+    waiter = StreamWaiter(FakeDriver(), table)
+    monkeypatch.setattr(threading.Condition, "notify", counted)
+    for value in range(1, 33):
+        waiter.wait(77, 1, value, deadline_s=3600)
+    assert len(woken) == 1
+    waiter.wait(77, 0, 5, deadline_s=0.01)
+    assert len(woken) == 2
+    until_lost(waiter, 0, 5)
+    assert not waiter.lost(1, 32)
+    waiter.wait(77, 0, 9, deadline_s=0.01)
+    until_lost(waiter, 0, 9)
+    waiter.close()
+
+
 def test_one_wait_over_its_deadline_loses_all_that_wait_on_its_counter_f63(
     table: TimelineTable,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Staging slabs: rows are whole host pages, and nothing outside of pool and slab is named."""
+"""A slab on a GPU: a request is one launch with the right addresses, and nothing else is named."""
 
 import struct
 
@@ -6,60 +6,102 @@ import pytest
 
 from directory.core.errors import LayoutError
 from tests.unit.transfer.device.test_cuda_pages import SeeingDriver
-from transfer.ipc.cuda_staging import Slab, SlabStaging, slab_layout
-from transfer.layout import PoolLayout, mha_layer_first, mla, page_first
+from transfer.ipc import cuda_staging
+from transfer.ipc.cuda_export import Exported
+from transfer.ipc.cuda_staging import CudaPacker, CudaSlab
+from transfer.ipc.memory import CUDA_IPC, MemoryHandle, SharedMemoryIPC
+from transfer.ipc.stage_ring import DONE, StageRequest, StageRing
+from transfer.ipc.sync import COUNTER_BYTES
+from transfer.layout import PoolLayout, mha_layer_first
 
 POOL = mha_layer_first(layers=2, page_size=1, page_count=8, heads=2, head_dim=128, itemsize=2)
 ADDRESSES = [(n + 1) << 20 for n in range(4)]
-SLAB = 9 << 20
+SLAB = 0x7000_0000
+ROWS = 4
 
 
-def staging(rows: int = 4) -> tuple[SlabStaging, SeeingDriver]:
-    driver = SeeingDriver()
-    return SlabStaging(driver, POOL, ADDRESSES, Slab(SLAB, rows)), driver
+class Scene:
+    """A slab of four rows, a ring, and a driver that remembers."""
+
+    def __init__(self, pool: PoolLayout = POOL, rows: int = ROWS) -> None:
+        self.driver = SeeingDriver()
+        self.slab = CudaSlab(self.driver, pool, ADDRESSES, rows * pool.page_bytes)
+        self.ipc = SharedMemoryIPC()
+        self.ring = StageRing.make(self.ipc)
+        self.packer: CudaPacker = self.slab.packer(self.ring)
+
+    def move(self, *, pack: bool, offset: int, pages: list[int], layers: int = 0) -> None:
+        row = POOL.page_bytes // 2 * layers if layers else POOL.page_bytes
+        self.packer.move(StageRequest(pack, 1 if layers else 0, layers, offset, row, pages))
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    handle = MemoryHandle(CUDA_IPC, 1, "GPU-fake", b"h")
+    monkeypatch.setattr(cuda_staging, "export_tensor", lambda *_, **__: Exported(handle, ()))
+    return Scene()
+
+
+def test_packing_goes_from_every_buffer_into_consecutive_rows_and_unpacking_back(
+    scene: Scene,
+) -> None:
+    row = POOL.page_bytes
+    scene.move(pack=True, offset=row, pages=[7, 2])
+    scene.move(pack=False, offset=row, pages=[7, 2])
+    out, back = scene.driver.tables
+    chunks = [(ADDRESSES[n], 512, SLAB + row + n * 512, row) for n in range(len(ADDRESSES))]
+    assert [struct.unpack_from("<4Q", out, 32 * n) for n in range(4)] == chunks
+    assert struct.unpack("<4I", out[128:]) == (7, 0, 2, 1)
+    turned = [(c[2], c[3], c[0], c[1]) for c in chunks]
+    assert [struct.unpack_from("<4Q", back, 32 * n) for n in range(4)] == turned
+    assert struct.unpack("<4I", back[128:]) == (0, 7, 1, 2)
+
+
+def test_some_layers_lie_in_rows_of_their_own_size(scene: Scene) -> None:
+    scene.move(pack=False, offset=512, pages=[3], layers=1)
+    (table,) = scene.driver.tables
+    chunks = [struct.unpack_from("<4Q", table, 32 * n) for n in range(2)]
+    assert chunks == [
+        (SLAB + 512, 1024, ADDRESSES[2], 512), (SLAB + 1024, 1024, ADDRESSES[3], 512)
+    ]  # fmt: skip
+
+
+def test_the_stream_itself_says_that_a_request_is_done(scene: Scene) -> None:
+    scene.move(pack=True, offset=0, pages=[0])
+    scene.packer.signal(scene.ring, 9)
+    names = [call[0] for call in scene.driver.calls]
+    assert names.index("cuLaunchKernel") < names.index("cuStreamWriteValue64")
+    (written,) = scene.driver.named("cuStreamWriteValue64")
+    (launched,) = scene.driver.named("cuLaunchKernel")
+    assert written[0] == launched[8], "on the same stream"
+    assert written[1:3] == (0x1000 + DONE * COUNTER_BYTES, 9)
 
 
 @pytest.mark.parametrize(
-    "pool",
-    [
-        POOL,
-        page_first(layers=3, page_size=2, page_count=4, heads=1, head_dim=8, itemsize=2),
-        mla(layers=3, page_size=2, page_count=4, latent_dim=16, itemsize=2,
-            index_bytes_per_token=4),
-    ],
-)  # fmt: skip
-def test_a_slab_is_a_pool_of_the_same_page_form_with_a_page_a_row(pool: PoolLayout) -> None:
-    slab = slab_layout(pool, 5 * pool.page_bytes + 3)
-    slab.check()
-    assert slab.page_form() == pool.page_form()
-    assert slab.page_count == 5
-    assert {b.page_stride for b in slab.buffers} == {pool.page_bytes}
-    with pytest.raises(LayoutError, match="no room for a page"):
-        slab_layout(pool, pool.page_bytes - 1)
-
-
-def test_packing_goes_from_every_buffer_into_consecutive_rows_and_unpacking_back() -> None:
-    stage, driver = staging()
-    stage.pack([7, 2], 1, 5)
-    stage.unpack([7, 2], 1, 5)
-    out, back = driver.tables
-    chunks = [(ADDRESSES[n], 512, SLAB + n * 512, POOL.page_bytes) for n in range(len(ADDRESSES))]
-    assert [struct.unpack_from("<4Q", out, 32 * n) for n in range(4)] == chunks
-    assert struct.unpack("<4I", out[128:]) == (7, 1, 2, 2)
-    turned = [(c[2], c[3], c[0], c[1]) for c in chunks]
-    assert [struct.unpack_from("<4Q", back, 32 * n) for n in range(4)] == turned
-    assert struct.unpack("<4I", back[128:]) == (1, 7, 2, 2)
-
-
-@pytest.mark.parametrize(("pages", "row"), [([0, 1], 3), ([0], -1), ([8], 0), ([-1], 0)])
-def test_rows_and_pages_that_do_not_exist_are_refused(pages: list[int], row: int) -> None:
-    stage, driver = staging()
+    ("pages", "offset"), [([0, 1], 3 * POOL.page_bytes), ([8], 0), ([0] * 5, 0)]
+)
+def test_rows_and_pages_that_do_not_exist_are_refused(
+    scene: Scene, pages: list[int], offset: int
+) -> None:
     with pytest.raises(LayoutError):
-        stage.pack(pages, row, 5)
-    assert driver.named("cuLaunchKernel") == []
+        scene.move(pack=True, offset=offset, pages=pages)
+    with pytest.raises(LayoutError, match="layers"):
+        scene.move(pack=True, offset=0, pages=[0], layers=3)
+    assert scene.driver.named("cuLaunchKernel") == []
 
 
 def test_a_pool_whose_chunks_cannot_be_moved_by_a_warp_is_refused_with_the_cure() -> None:
     odd = mha_layer_first(layers=1, page_size=1, page_count=4, heads=1, head_dim=4, itemsize=2)
     with pytest.raises(LayoutError, match="register it without a slab"):
-        SlabStaging(SeeingDriver(), odd, ADDRESSES, Slab(SLAB, 4))
+        Scene(odd)
+    with pytest.raises(LayoutError, match="no room"):
+        Scene(rows=0)
+
+
+def test_what_was_taken_is_given_back_once(scene: Scene) -> None:
+    scene.packer.finish()
+    for _ in range(2):
+        scene.packer.close()
+        scene.slab.close()
+    assert len(scene.driver.named("cuMemHostUnregister")) == 1
+    assert scene.driver.named("cuMemFree") == [(SLAB,)]

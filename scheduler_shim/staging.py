@@ -1,0 +1,295 @@
+"""The scheduler's side of staged copies: its slab, and the thread that packs and unpacks.
+
+Owns the slab of one pool and, for one registration at a time, the stage ring and its stager. A
+stager does what a mover posts, in order, on a stream of its own (`Packer`), and never waits for a
+device. Requests come only after the fences of their copy have passed, so pages are written and
+targets quiet by then. What a mover asked for before it died may still be carried out: nobody may
+let targets of a lost restore go before `settle`, which waits for everything that was posted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from directory.core.errors import LayoutError, TreecoredError
+from transfer.ipc.memory import MemoryHandle, SharedMapping, SharedMemoryIPC
+from transfer.ipc.stage_ring import (
+    StageRequest,
+    StageRing,
+    check_request,
+    wake,
+)
+from transfer.layout import PoolLayout
+
+SETTLE_POLL_S: Final = 50e-6
+PATIENCE_MS: Final = 1_000
+
+log = logging.getLogger("treecored.staging")
+
+
+class Packer(Protocol):
+    """Moves bytes between a pool and its slab, within the scheduler's own device.
+
+    Used by one thread, after `begin` in that thread.
+    """
+
+    def begin(self) -> None:
+        """This thread is the one from now on."""
+        ...
+
+    def move(self, request: StageRequest) -> None:
+        """Queue what a request asks for. Raises `TransferError`; nothing of it counts then."""
+        ...
+
+    def signal(self, ring: StageRing, number: int) -> None:
+        """Let the ring's `done` reach a number once everything queued so far is done."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for everything queued. Repeatable."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the ring; after `finish`. Repeatable."""
+        ...
+
+
+class SlabMemory(Protocol):
+    """A slab as it is registered, and what packs it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        ...
+
+    @property
+    def handle(self) -> MemoryHandle:
+        """What the mover imports."""
+        ...
+
+    @property
+    def fds(self) -> Sequence[int]:
+        """Its descriptor, where its kind has one."""
+        ...
+
+    def packer(self, ring: StageRing) -> Packer:
+        """What moves bytes for the requests of a ring."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. Repeatable."""
+        ...
+
+
+class Staging:
+    """One pool's slab, and the stager of its present registration."""
+
+    def __init__(self, layout: PoolLayout, memory: SlabMemory) -> None:
+        """Take the slab over. `layout`: the pool's, without it."""
+        self._layout = layout
+        self._memory = memory
+        self._ipc = SharedMemoryIPC()
+        self._stager: Stager | None = None
+        self._earlier = 0
+
+    def begin(self, below_bytes: int) -> bool:
+        """Make a ring for a registration that is to come, if chunks are smaller than so many bytes
+        (says whether they are); whatever served the last registration is over."""
+        self._end_stager()
+        if min(buffer.chunk_bytes for buffer in self._layout.buffers) >= below_bytes:
+            return False
+        ring = StageRing.make(self._ipc)
+        self._stager = Stager(ring, self._memory.packer(ring))
+        return True
+
+    @property
+    def layout(self) -> PoolLayout:
+        """The pool's layout with the slab behind its allocations."""
+        layout = self._layout
+        sizes = (*layout.allocation_bytes, self._memory.nbytes)
+        return PoolLayout(layout.page_size, layout.page_count, layout.buffers, sizes)
+
+    @property
+    def handle(self) -> MemoryHandle:
+        """Of the slab."""
+        return self._memory.handle
+
+    @property
+    def slab_fds(self) -> Sequence[int]:
+        """Of the slab; behind those of the pool's allocations."""
+        return self._memory.fds
+
+    @property
+    def fds(self) -> list[int]:
+        """Of ring and event, at the end of a registration's."""
+        return self._stager.fds if self._stager is not None else []
+
+    @property
+    def requests(self) -> int:
+        """So many have been carried out."""
+        return self._earlier + (self._stager.taken if self._stager is not None else 0)
+
+    def settle(self) -> None:
+        """Return once everything that movers have asked for until now is done."""
+        if self._stager is not None:
+            self._stager.settle()
+
+    def close(self) -> None:
+        """End the stager and give the slab back. Repeatable."""
+        self._end_stager()
+        self._memory.close()
+
+    def _end_stager(self) -> None:
+        stager, self._stager = self._stager, None
+        if stager is not None:
+            stager.close()
+            self._earlier += stager.taken
+
+    def __repr__(self) -> str:
+        return f"<Staging of {self._memory.nbytes} bytes, {self._stager!r}>"
+
+
+class Stager:
+    """The thread of one ring. It ends with the process, or by `close`."""
+
+    def __init__(self, ring: StageRing, packer: Packer) -> None:
+        self._ring = ring
+        self._packer = packer
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self.taken = ring.head
+        self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
+        self._thread.start()
+
+    @property
+    def fds(self) -> list[int]:
+        """The ring, and what wakes this thread."""
+        return [self._ring.fd, self._event]
+
+    def settle(self) -> None:
+        """Return once everything posted until now is done. A dead stager does nothing more, and
+        what it had queued is waited for."""
+        wanted = self._ring.head
+        while self._ring.done < wanted:
+            if not self._thread.is_alive():
+                self._packer.finish()
+                return
+            time.sleep(SETTLE_POLL_S)
+
+    def close(self) -> None:
+        """End the thread, wait for what it has queued, and let go of the ring. Repeatable."""
+        if self._closing:
+            return
+        self._closing = True
+        wake(self._event)
+        self._thread.join()
+        self._packer.finish()
+        self._packer.close()
+        os.close(self._event)
+        self._ring.close()
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._event, select.POLLIN)
+        try:
+            self._packer.begin()
+            while not self._closing:
+                if poller.poll(PATIENCE_MS):
+                    os.eventfd_read(self._event)
+                while self.taken < self._ring.head and not self._closing:
+                    self._carry_out(self.taken + 1)
+                    self.taken += 1
+        except TreecoredError as error:
+            # Nothing can be signalled any more: what is open stays so until the session ends.
+            log.error("the stager has ended: %s", error)
+
+    def _carry_out(self, number: int) -> None:
+        try:
+            self._packer.move(self._ring.taken(number))
+        except TreecoredError as error:
+            log.warning("stage request %d cannot be carried out: %s", number, error)
+            self._ring.fail(number)
+        self._packer.signal(self._ring, number)
+
+    def __repr__(self) -> str:
+        return f"<Stager at {self.taken}, {self._ring!r}>"
+
+
+class SharedSlab:
+    """A slab in shared memory, for pools that are. Implements `SlabMemory`."""
+
+    def __init__(
+        self, ipc: SharedMemoryIPC, layout: PoolLayout, pool: Sequence[SharedMapping], nbytes: int
+    ) -> None:
+        """`pool`: the pool's allocations. Raises `LayoutError` where not one page fits."""
+        if nbytes < layout.page_bytes:
+            raise LayoutError(f"a slab of {nbytes} bytes has no room for {layout.page_bytes}")
+        self._ipc = ipc
+        self._layout = layout
+        self._pool = list(pool)
+        self._slab = ipc.create("treecored-slab", nbytes)
+        self.nbytes = nbytes
+
+    @property
+    def handle(self) -> MemoryHandle:
+        """What the mover imports."""
+        return self._ipc.export(self._slab)[0]
+
+    @property
+    def fds(self) -> Sequence[int]:
+        """Its memfd."""
+        return (self._slab.fd,)
+
+    def packer(self, ring: StageRing) -> Packer:
+        """Copies in the stager's own thread."""
+        del ring
+        return HostPacker(self._layout, [m.view for m in self._pool], self._slab.view)
+
+    def close(self) -> None:
+        """Give the memory back. Repeatable."""
+        if not self._slab.closed:
+            self._ipc.close(self._slab)
+
+
+class HostPacker:
+    """Packs pools in host memory; what was called is done. Implements `Packer`."""
+
+    def __init__(self, layout: PoolLayout, pool: Sequence[memoryview], slab: memoryview) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._slab = slab
+
+    def begin(self) -> None:
+        """Any thread can."""
+
+    def move(self, request: StageRequest) -> None:
+        """Copy now."""
+        buffers = check_request(request, self._layout, len(self._slab))
+        row = request.offset
+        for page in request.pages:
+            at = row
+            for b in buffers:
+                start, nbytes = b.offset + page * b.page_stride, b.chunk_bytes
+                chunk = self._pool[b.allocation]
+                if request.pack:
+                    self._slab[at : at + nbytes] = chunk[start : start + nbytes]
+                else:
+                    chunk[start : start + nbytes] = self._slab[at : at + nbytes]
+                at += nbytes
+            row += request.row_bytes
+
+    def signal(self, ring: StageRing, number: int) -> None:
+        """It is done."""
+        ring.finish(number)
+
+    def finish(self) -> None:
+        """It is done."""
+
+    def close(self) -> None:
+        """Nothing was taken."""

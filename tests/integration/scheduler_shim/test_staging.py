@@ -1,0 +1,163 @@
+"""Staging end to end: a real daemon and mover, workers that pack and unpack, and what dies."""
+
+import os
+import signal
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scheduler_shim.client import DaemonClient
+from scheduler_shim.dial import DaemonDial
+from scheduler_shim.pools import SharedPool
+from scheduler_shim.worker_messages import Cut, Prompt
+from tests.integration.daemon.support import DaemonProcess
+from tests.integration.scheduler_shim.test_worker import BLOCK, WorkerProcess
+
+PAGE_BYTES = 64 * BLOCK
+SLAB = 8 * PAGE_BYTES
+POOL_PAGES = 24
+PATHS = 12
+"""Of four pages each: together they are twice the pool."""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    with DaemonProcess(tmp_path / "rt", "--host-tier", "16MiB", "--segment", "1MiB") as process:
+        yield process
+
+
+@pytest.fixture
+def workers() -> Iterator[list[WorkerProcess]]:
+    workers = [WorkerProcess(), WorkerProcess()]
+    yield workers
+    for worker in workers:
+        worker.close()
+
+
+def staged(worker: WorkerProcess, name: str, daemon: DaemonProcess, **options: object) -> None:
+    """Configure a worker whose pool is small and has a slab."""
+    given = {"page_count": POOL_PAGES, "staging_bytes": SLAB, **options}
+    assert worker.configure(name, daemon.runtime_dir, **given).ok
+
+
+def serve(worker: WorkerProcess, number: int, path: int) -> int:
+    """One request over a path of four pages; returns how many came from the host tier."""
+    record = worker.serve(number, *range(100 * path + 1, 100 * path + 6))
+    assert (record.error, record.wrong) == ("", 0)
+    return record.host_pages
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_what_went_out_through_one_slab_comes_back_through_another(
+    daemon: DaemonProcess, workers: list[WorkerProcess], mode: str, named: bool
+) -> None:
+    left, right = workers
+    staged(left, "left", daemon, mode=mode, named=named)
+    staged(right, "right", daemon, mode=mode, named=named)
+    restored = 0
+    for number in range(4 * PATHS):
+        restored += serve(workers[number % 2], number, number * 5 % PATHS)
+    summaries = [worker.summary() for worker in workers]
+    assert [s.violations for s in summaries] == [(), ()]
+    assert restored >= PATHS, "the pools are too small for all of it"
+    for summary in summaries:
+        assert summary.counters["stage_requests"] > 0
+        assert summary.counters["bytes_restored_host"] > 0
+        assert "restores_lost" not in summary.counters
+    moved = summaries[0].daemon["pages_backed_up"] + restored // 4
+    asked = sum(s.counters["stage_requests"] for s in summaries)
+    assert asked >= moved // 8, "backups and loads go through the slabs"
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_a_mover_that_dies_with_requests_open_costs_no_page(
+    daemon: DaemonProcess, workers: list[WorkerProcess], mode: str
+) -> None:
+    for name, worker in zip(("left", "right"), workers, strict=True):
+        staged(worker, name, daemon, mode=mode, named=True)
+    number = 0
+    for _ in range(6):
+        mover = workers[0].summary().daemon["daemon_mover_pid"]
+        for turn in range(PATHS):
+            if turn == PATHS // 2:
+                os.kill(mover, signal.SIGKILL)
+            serve(workers[number % 2], number, number * 7 % PATHS)
+            number += 1
+        while workers[0].summary().daemon.get("daemon_mover_pid", 0) in (0, mover):
+            time.sleep(0.02)
+    for worker in workers:
+        summary = worker.summary()
+        assert summary.violations == ()
+        assert summary.counters["stage_requests"] > 0
+
+
+def test_a_worker_that_dies_or_stops_holds_nobody_up(
+    daemon: DaemonProcess, workers: list[WorkerProcess]
+) -> None:
+    left, right = workers
+    staged(left, "left", daemon)
+    staged(right, "right", daemon)
+    for number in range(PATHS):
+        serve(left, number, number)
+        serve(right, number, number + PATHS)
+    os.kill(left.process.pid, signal.SIGSTOP)
+    left.say(
+        Prompt(
+            1000, blocks=array("I", range(301, 306)).tobytes(), block_tokens=BLOCK, length=5 * BLOCK
+        )
+    )
+    began = time.monotonic()
+    for number in range(PATHS):
+        serve(right, 100 + number, number + PATHS)
+    assert time.monotonic() - began < 5
+    os.kill(left.process.pid, signal.SIGKILL)
+    left.process.wait()
+    for number in range(PATHS):
+        serve(right, 200 + number, number)
+    assert right.summary().violations == ()
+
+
+def test_a_worker_that_returns_stages_with_a_new_ring(
+    daemon: DaemonProcess, workers: list[WorkerProcess]
+) -> None:
+    worker = workers[0]
+    staged(worker, "a", daemon, named=True)
+    number = 0
+    for _ in range(3):
+        for path in range(PATHS):
+            serve(worker, number, path)
+            number += 1
+        asked = worker.summary().counters["stage_requests"]
+        returned = worker.summary().counters.get("returned", 0)
+        worker.say(Cut())
+        while worker.summary().counters.get("returned", 0) == returned:
+            serve(worker, number, number % PATHS)
+            number += 1
+        for path in range(PATHS):
+            serve(worker, number, path)
+            number += 1
+        assert worker.summary().counters["stage_requests"] > asked
+
+
+def test_a_client_waits_for_its_pools_stager_before_it_tells_of_a_loss(
+    daemon: DaemonProcess,
+) -> None:
+    pool = SharedPool(page_size=16, page_count=8, bytes_per_token=64, staging_bytes=SLAB)
+    first = DaemonClient.connect(daemon.runtime_dir, pool, instance="a", mode="mirrored")
+    assert first.before_loss == pool.settle
+    ring = pool.fds[-2:]
+    first.close()
+    attempt = DaemonDial(daemon.runtime_dir, pool, instance="a").begin("mirrored")
+    give_up = time.monotonic() + 20
+    while (client := attempt.step()) is None:
+        assert time.monotonic() < give_up
+    assert client.before_loss == pool.settle
+    assert pool.staging is not None
+    assert pool.fds[-2:] == pool.staging.fds
+    assert len(ring) == 2
+    client.close()
+    pool.close()
