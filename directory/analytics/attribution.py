@@ -121,24 +121,8 @@ class Attribution:
         path, size = access.path, access.page_tokens
         everywhere = self._look(access, walk)
         hit = min(hit_pages, hittable)
-        found = min(max(hit, access.found // size), hittable)
-        seen = min(max(found, walk.known), hittable)
-        other = min(max(seen, everywhere.known), hittable)
-        forked = walk.forked and walk.known == other and other > 0
-        ends = (
-            (Cause.NOT_RESTORABLE, found * size),
-            (Cause.EVICTED, seen * size),
-            (Cause.OTHER_NAMESPACE, other * size),
-            (Cause.DIVERGED if forked else Cause.NEVER_SEEN, hittable * size),
-            (Cause.PARTIAL_TAIL, access.tokens),
-        )
-        parts, at = [], hit * size
-        for cause, end in ends:
-            end = min(end, access.tokens)
-            if end > at:
-                parts.append(Part(cause, at, end - at))
-                at = end
-        verdict = Verdict(hit * size, tuple(parts))
+        found, seen, other = _bounds(access, hit, hittable, walk, everywhere.known)
+        verdict = Verdict(hit * size, parts_of(access, hit, hittable, walk, everywhere.known))
         if seen > found:
             gone = self._gone(access, path, walk, found)
             verdict = msgspec.structs.replace(verdict, gone=gone)
@@ -220,6 +204,43 @@ class Attribution:
         return {
             field: (ours.get(field), theirs.get(field)) for field in differing[:FIELDS_SHOWN_MAX]
         }
+
+
+def parts_of(
+    access: Access, hit_pages: int, hittable: int, walk: Walk, known_anywhere: int
+) -> tuple[Part, ...]:
+    """Why each token of a request was computed, in the order of its prompt.
+
+    `walk`: what its own namespace knew of its path before it; `known_anywhere`: pages of it that
+    any namespace knew.
+    """
+    size = access.page_tokens
+    hit = min(hit_pages, hittable)
+    found, seen, other = _bounds(access, hit, hittable, walk, known_anywhere)
+    forked = walk.forked and walk.known == other and other > 0
+    ends = (
+        (Cause.NOT_RESTORABLE, found * size),
+        (Cause.EVICTED, seen * size),
+        (Cause.OTHER_NAMESPACE, other * size),
+        (Cause.DIVERGED if forked else Cause.NEVER_SEEN, hittable * size),
+        (Cause.PARTIAL_TAIL, access.tokens),
+    )
+    parts, at = [], hit * size
+    for cause, end in ends:
+        end = min(end, access.tokens)
+        if end > at:
+            parts.append(Part(cause, at, end - at))
+            at = end
+    return tuple(parts)
+
+
+def _bounds(
+    access: Access, hit: int, hittable: int, walk: Walk, known_anywhere: int
+) -> tuple[int, int, int]:
+    """Pages up to which a path was promised, published in its namespace, and in any."""
+    found = min(max(hit, access.found // access.page_tokens), hittable)
+    seen = min(max(found, walk.known), hittable)
+    return found, seen, min(max(seen, known_anywhere), hittable)
 
 
 def _tick_at(walk: Walk, page: int) -> int:

@@ -121,6 +121,12 @@ class PathTree:
         node.edge = node.edge[:pages]
         node.children = 1
 
+    def drop(self, nodes: int) -> bool:
+        """Let go of so many nodes of a tree that nobody asks any more; whether some are left."""
+        for _ in range(min(nodes, len(self._nodes))):
+            self._nodes.popitem()
+        return bool(self._nodes)
+
     def copy(self) -> PathTree:
         """Another tree that knows the same and shares nothing."""
         twin = PathTree()

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from directory.analytics.attribution import Attribution, Cause, Verdict
+from directory.analytics.causes import CauseSums, extent_of
 from directory.analytics.record import Access, Began, Dropped, Frame, Room
 from directory.analytics.reuse import ReuseDistances
 from directory.analytics.source import Source
@@ -25,13 +26,6 @@ EVERYONE: Final = "(all)"
 UNKNOWN_TIER: Final = "unknown"
 
 OnRequest = Callable[[Access, Verdict], None]
-
-
-class CauseSums(msgspec.Struct):
-    """requests: whose first computed token has this cause; tokens: computed for this cause."""
-
-    requests: int = 0
-    tokens: int = 0
 
 
 class Tenant(msgspec.Struct):
@@ -149,9 +143,7 @@ class Study:
                 self._sum(access, access.hit.total // access.page_tokens, 0)
             return
         path, size = access.path, access.page_tokens
-        extent = min(len(path), (access.hit.total + access.inserted + size - 1) // size)
-        if not self.observed:
-            extent = len(path)
+        extent = extent_of(access, path) if self.observed else len(path)
         hittable = len(path) if self.every_block else min(access.hittable, len(path))
         counts = access.kind == "request"
         self._beside(access)

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 CHAR_PX: Final = 6.4
 """Width of a letter of the charts' 12 px type, about."""
+BOLD_CHAR_PX: Final = 8.0
+"""The same of what is flagged, which is bold: more than it takes, for it must not be cut off."""
 FLAG_PX: Final = 17
 """Height of a row of words above a plot."""
 
@@ -45,7 +47,7 @@ class Canvas(NamedTuple):
 
 
 WIDE: Final = Canvas(860, 320)
-NARROW: Final = Canvas(358, 270, left=44, right=12)
+NARROW: Final = Canvas(358, 270, left=48, right=12)
 
 
 class Scale(NamedTuple):
@@ -163,9 +165,13 @@ def x_axis(
 
 def flag(canvas: Canvas, x: float, words: str, *, row: int = 0) -> str:
     """A vertical line with words above the plot, on the side that has room; rows from 0 down."""
-    width = len(words) * CHAR_PX
-    left = x + 6 + width > canvas.width
-    at, anchor = (x - 6, "end") if left else (x + 6, "start")
+    width = len(words) * BOLD_CHAR_PX
+    if x + 6 + width <= canvas.width:
+        at, anchor = x + 6, "start"
+    elif width <= x - 6:
+        at, anchor = x - 6, "end"
+    else:  # as far to the right as it goes
+        at, anchor = max(0.0, canvas.width - width), "start"
     y = FLAG_PX * (row + 1) - 2
     return line(x, y - 10, x, canvas.floor, "flag") + text(
         at, y, words, anchor=anchor, css="flagged"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from directory.analytics.words import NBSP, size
-from directory.cli.doctor_facts import Facts, Gpu
+from directory.cli.doctor_facts import BINDINGS, Facts, Gpu
 
 State = Literal["ok", "note", "problem"]
 
@@ -45,6 +45,11 @@ def judge(facts: Facts) -> list[Line]:
         *_software(facts),
     ]
     return lines
+
+
+def _gpus_wanted(facts: Facts) -> list[str]:
+    """The devices of the settings that are GPUs; a daemon has a mover for each."""
+    return [device for device in facts.device.split(",") if device.startswith("cuda:")]
 
 
 def _plain(nbytes: float) -> str:
@@ -126,7 +131,7 @@ def _memlock(facts: Facts) -> Line:
             f"raise it to {wanted} or more (ulimit -l unlimited, LimitMEMLOCK=infinity, docker run "
             "--ulimit memlock=-1), or start with --host-unpinned, which copies more slowly"
         )
-        if facts.device == "cpu" and not facts.gpus:
+        if not _gpus_wanted(facts) and not facts.gpus:
             return Line("locked memory", "note", f"{text}; without a GPU nothing is locked", cure)
         return Line("locked memory", "problem", text, cure)
     return Line("locked memory", "ok", limit)
@@ -160,14 +165,14 @@ def _shm(facts: Facts) -> Line:
 
 
 def _gpu(facts: Facts) -> Iterator[Line]:
-    wants = facts.device != "cpu"
+    wanted = _gpus_wanted(facts)
     if not facts.gpus:
         text = facts.tool_problem or "none is there"
-        if wants:
+        if wanted:
             yield Line(
                 "GPU",
                 "problem",
-                f"{facts.device} is wanted, and none is found: {text}",
+                f"{', '.join(wanted)} is wanted, and none is found: {text}",
                 "install the NVIDIA driver, or pass the GPU into the container (docker run --gpus)",
             )
         else:
@@ -175,9 +180,11 @@ def _gpu(facts: Facts) -> Iterator[Line]:
         return
     for gpu in facts.gpus:
         yield from _one_gpu(gpu)
-    if wants and facts.device.removeprefix("cuda:") not in {gpu.uuid for gpu in facts.gpus}:
-        known = ", ".join(f"cuda:{gpu.uuid}" for gpu in facts.gpus)
-        yield Line("device", "problem", f"there is no {facts.device}", f"choose one of {known}")
+    present = [f"cuda:{gpu.uuid}" for gpu in facts.gpus]
+    for device in wanted:
+        if device not in present:
+            cure = f"choose one of {', '.join(present)}"
+            yield Line("device", "problem", f"there is no {device}", cure)
     yield from _peers(facts)
     if re.search(r"expandable_segments:\s*true", facts.allocator_settings, re.IGNORECASE):
         yield Line(
@@ -272,11 +279,11 @@ def _software(facts: Facts) -> Iterator[Line]:
         yield Line(
             "SGLang", "note", "not in this environment", "run `doctor` in that of the engines, too"
         )
-    if facts.device != "cpu" and not packages.get("cuda-python"):
+    if _gpus_wanted(facts) and not any(packages.get(name) for name in BINDINGS):
         yield Line(
             "cuda-python",
             "problem",
-            "is missing, and the mover needs it",
+            "is missing, and so are cuda-bindings: the mover needs either",
             "pip install 'treecored[cuda]'",
         )
 

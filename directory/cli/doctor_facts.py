@@ -105,7 +105,9 @@ def gather(runtime_dir: Path, *, device: str, host_tier: int, settings_problem: 
     )
 
 
-PACKAGES: Final = ("treecored", "sglang", "torch", "cuda-python", "pyzmq", "msgspec")
+BINDINGS: Final = ("cuda-bindings", "cuda-python")
+"""Either brings the module that the mover needs: PyTorch comes with the first one alone."""
+PACKAGES: Final = ("treecored", "sglang", "torch", *BINDINGS, "pyzmq", "msgspec")
 
 
 def _version(name: str) -> str:

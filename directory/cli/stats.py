@@ -66,6 +66,7 @@ def stats(config: Path | None, runtime_dir: str | None, as_json: bool, hottest: 
                 "total": together,
                 "ratios": ratios(together),
                 "missed_tokens": together.prompt_tokens - sum(together.hit),
+                "missed": missed(report),
             }
         )
     else:
@@ -90,6 +91,14 @@ def ratios(served: ServedReport) -> Ratios:
         round(served.hit_blocks / served.blocks, 6) if served.blocks else 0.0,
         round(sum(served.hit) / served.prompt_tokens, 6) if served.prompt_tokens else 0.0,
     )
+
+
+def missed(report: StatsReport) -> dict[str, int]:
+    """Computed tokens by cause, over all instances."""
+    tokens: dict[str, int] = {}
+    for line in report.causes:
+        tokens[line.cause] = tokens.get(line.cause, 0) + line.tokens
+    return tokens
 
 
 def show(report: StatsReport, console: Console) -> None:
@@ -181,6 +190,8 @@ def _counters(report: StatsReport) -> Table:
         "bytes backed up": report.counters.get("bytes_backed_up", 0),
         "restores lost": report.counters.get("restores_lost", 0),
     }
+    for cause, tokens in missed(report).items():
+        rows[f"tokens computed: {cause.replace('_', ' ')}"] = tokens
     for evicted in report.evicted:
         why = evicted.reason.replace("_", " ")
         rows[f"pages evicted: {evicted.tier}, {why}"] = evicted.pages

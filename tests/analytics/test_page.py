@@ -1,5 +1,7 @@
 """The report's page: whole in itself, safe with any name, and its charts are there."""
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,19 +164,65 @@ def test_a_picture_is_a_png(tmp_path: Path) -> None:
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-def test_a_browser_opens_the_page_and_finds_its_charts(tmp_path: Path) -> None:
+MEASURE = """
+const doc = document.querySelector("iframe").contentDocument, found = {};
+found.width = doc.scrollingElement.scrollWidth;
+found.charts = {};
+for (const section of doc.querySelectorAll("section")) {
+  const drawn = [...section.querySelectorAll("svg")].filter(svg => svg.getClientRects().length);
+  found.charts[section.id] = drawn.map(svg => {
+    const box = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text")].map(text => text.getBoundingClientRect());
+    return {
+      kind: svg.getAttribute("class"), left: box.left, right: box.right, height: box.height,
+      smallest: Math.min(...texts.map(text => text.height)),
+      outside: [...svg.querySelectorAll("text")].filter(text => {
+        const at = text.getBoundingClientRect();
+        return at.left < box.left - 1 || at.right > box.right + 1;
+      }).map(text => text.textContent),
+    };
+  });
+}
+document.body.textContent = "found " + JSON.stringify(found) + " end";
+"""
+
+
+def browsed(text: str, folder: Path, width: int) -> dict[str, Any]:
+    """What a browser makes of a page that is so many pixels wide."""
     assert BROWSER is not None
-    path = tmp_path / "report.html"
-    path.write_text(page(of_forty()), encoding="utf-8")
+    harness = folder / f"{width}.html"
+    harness.write_text(
+        f"<!doctype html><body><iframe style='border:0' width={width} height=4000 "
+        f'srcdoc="{html.escape(text)}"></iframe><script>onload = () => {{{MEASURE}}}</script>',
+        encoding="utf-8",
+    )
     done = subprocess.run(
         [
             BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-            f"--user-data-dir={tmp_path / 'profile'}", path.as_uri(),
+            f"--user-data-dir={folder / 'profile'}", harness.as_uri(),
         ],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    said = re.search(r"found (\{.*\}) end", done.stdout)
+    assert said is not None, done.stdout[:2_000]
+    found: dict[str, Any] = json.loads(html.unescape(said[1]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.parametrize(("width", "kind"), [(390, "narrow"), (1200, "wide")])
+def test_a_browser_opens_the_page_and_finds_its_charts(
+    width: int, kind: str, tmp_path: Path
+) -> None:
+    found = browsed(page(of_forty()), tmp_path, width)
+    assert found["width"] <= width  # nothing of the page itself has to be scrolled sideways
     for name in CHARTS:
-        assert re.search(rf'<section id="{name}">.*?<svg class="wide"', done.stdout, re.DOTALL)
+        (chart,) = found["charts"][name]
+        assert chart["kind"] == kind
+        assert 0 <= chart["left"] < chart["right"] <= width
+        assert chart["right"] - chart["left"] > width / 2
+        assert chart["height"] > 100
+        assert chart["smallest"] >= 11
+        assert chart["outside"] == []

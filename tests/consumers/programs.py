@@ -61,7 +61,13 @@ class Indexer(Program):
         super().__init__(python, port, log, "dynamo.indexer", "--port", str(port))
         self.wait("/workers")
 
-    def register(self, number: int, stream: dict[str, str], replay: bool = True) -> None:
+    def register(
+        self,
+        number: int,
+        stream: dict[str, str],
+        replay: bool = True,
+        page_size: int = PAGE_SIZE,
+    ) -> None:
         """Have it listen to one scheduler's stream."""
         answer = self._post(
             "/register",
@@ -70,7 +76,7 @@ class Indexer(Program):
             endpoint=stream["events"],
             replay_endpoint=stream["replay"] if replay else None,
             model_name=MODEL,
-            block_size=PAGE_SIZE,
+            block_size=page_size,
         )
         assert answer == {"status": "ok"}
 

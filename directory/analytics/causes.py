@@ -1,0 +1,163 @@
+"""Causes while they happen: sums of why tokens were computed, of records as they are written.
+
+Owns the sums by instance and a bounded memory of the paths that were published. What is told apart
+is what `attribution` tells apart, so a report of the same records has the same sums. Two
+generations are remembered: the present one, and the one before it, until the present one is full.
+So a path that nobody used while `pages_max` other pages came may be forgotten, and is then new; one
+that was used since is not. It must never do more at once than a small piece.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from directory.analytics.attribution import Cause, parts_of
+from directory.analytics.paths import PathTree, Walk
+from directory.analytics.record import Access, Digests
+
+PAGES_MAX: Final = 1 << 20
+"""Of one generation; a page takes 8 bytes, and 16 in any namespace but the first."""
+NODES_MAX: Final = 1 << 15
+"""Of one generation; a node takes some 250 bytes."""
+DROPPED_A_TIME: Final = 128
+INSTANCES_MAX: Final = 1_024
+OTHERS: Final = "(others)"
+
+
+UNKNOWN: Final = Walk(0, [], False)
+
+
+class CauseSums(msgspec.Struct):
+    """requests: whose first computed token has this cause; tokens: computed for this cause."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+class _Known(NamedTuple):
+    """What is known of a path: in its namespace, and in any (pages)."""
+
+    walk: Walk
+    anywhere: int
+
+
+class _Generation:
+    """The paths of a stretch of time, by namespace and of all others than the first one together:
+    where there is one namespace, as almost everywhere, there is one tree."""
+
+    def __init__(self) -> None:
+        self.first = PathTree()
+        self.first_namespace: bytes | None = None
+        self.spaces: dict[bytes, PathTree] = {}
+        self.others = PathTree()
+        self.nodes = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages of all trees."""
+        return self.first.pages + 2 * self.others.pages
+
+    def look(self, namespace: bytes, path: Digests) -> _Known:
+        """What it knows of a path."""
+        elsewhere = self.others.look(path).known if self.spaces else 0
+        if namespace == self.first_namespace:
+            walk = self.first.look(path)
+        else:
+            tree = self.spaces.get(namespace)
+            walk = tree.look(path) if tree is not None else UNKNOWN
+            elsewhere = max(elsewhere, self.first.look(path).known)
+        return _Known(walk, max(walk.known, elsewhere))
+
+    def touch(self, namespace: bytes, path: Digests, tick: int, extent: int) -> None:
+        """Take in what was published."""
+        if self.first_namespace is None:
+            self.first_namespace = namespace
+        if namespace == self.first_namespace:
+            trees = [self.first]
+        else:
+            trees = [self.spaces.setdefault(namespace, PathTree()), self.others]
+        for tree in trees:
+            self.nodes -= len(tree)
+            tree.touch(path, tick, extent)
+            self.nodes += len(tree)
+
+    def drop(self, nodes: int) -> bool:
+        """Let go of a part of it; whether some is left."""
+        if self.spaces:
+            namespace, tree = next(reversed(self.spaces.items()))
+            if not tree.drop(nodes):
+                del self.spaces[namespace]
+            return True
+        return self.first.drop(nodes) or self.others.drop(nodes)
+
+
+class Causes:
+    """Judges records in the order in which they are written. Mutated by `add` only."""
+
+    def __init__(self, *, pages_max: int = PAGES_MAX, nodes_max: int = NODES_MAX) -> None:
+        self.sums: dict[tuple[str, Cause], CauseSums] = {}
+        """By instance and cause; what was never met is not there."""
+        self._pages_max = pages_max
+        self._nodes_max = nodes_max
+        self._instances: set[str] = set()
+        self._young, self._old = _Generation(), _Generation()
+        self._dropped = _Generation()
+        self._tick = 0
+
+    def add(self, access: Access) -> None:
+        """Judge a record against all before it, then remember what it left behind."""
+        self._dropped.drop(DROPPED_A_TIME)
+        if access.tokens <= 0:
+            return
+        path, namespace = access.path, access.namespace
+        if access.kind == "request":
+            self._judge(access, path)
+        self._tick += 1
+        young = self._young
+        young.touch(namespace, path, self._tick, extent_of(access, path))
+        if young.pages > self._pages_max or young.nodes > self._nodes_max:
+            self._dropped = self._old
+            self._young, self._old = _Generation(), young
+
+    @property
+    def pages(self) -> int:
+        """Pages remembered, those of all namespaces but the first of a generation twice."""
+        return self._young.pages + self._old.pages
+
+    def _judge(self, access: Access, path: Digests) -> None:
+        young = self._young.look(access.namespace, path)
+        old = self._old.look(access.namespace, path)
+        # Each generation knows whole beginnings of paths, so together they know the longer one.
+        known = max(young.walk.known, old.walk.known)
+        forked = any(each.walk.forked and each.walk.known == known for each in (young, old))
+        hittable = min(access.hittable, len(path))
+        parts = parts_of(
+            access,
+            access.hit.total // access.page_tokens,
+            hittable,
+            Walk(known, [], forked),
+            max(young.anywhere, old.anywhere),
+        )
+        for at, part in enumerate(parts):
+            sums = self._sums(access.instance, part.cause)
+            sums.tokens += part.tokens
+            sums.requests += not at
+
+    def _sums(self, instance: str, cause: Cause) -> CauseSums:
+        if instance not in self._instances:
+            if len(self._instances) < INSTANCES_MAX:
+                self._instances.add(instance)
+            else:
+                instance = OTHERS
+        return self.sums.setdefault((instance, cause), CauseSums())
+
+    def __repr__(self) -> str:
+        return f"<Causes {self._tick} records, {self.pages} pages>"
+
+
+def extent_of(access: Access, path: Digests) -> int:
+    """Pages of a path that a request hit or published."""
+    size = access.page_tokens
+    return min(len(path), (access.hit.total + access.inserted + size - 1) // size)

@@ -1,0 +1,1 @@
+"""What benchmarks make of their figures."""
