@@ -91,18 +91,23 @@ check: $(VENV)/.stamp-dev
 sglang-envs:
 	@"$(PYTHON)" -m tests.sglang.environments
 
-# First what imports SGLang, inside each environment; then engines as processes of their own. The
-# long ones (10,000 operations of parity; every cell, storm and kill) are for `make engines`.
+# First what imports SGLang, inside each environment, all of them at once; then engines as processes
+# of their own. The long ones (10,000 operations of parity; every cell, storm and kill) are for
+# `make engines`.
 sglang: INSIDE := sglang and not slow
 sglang: OUTSIDE := engines and not every_cell
 engines: INSIDE := sglang
 engines: OUTSIDE := engines
 sglang engines: $(VENV)/.stamp-test sglang-envs
-	@for python in .sglang/[0-9]*/bin/python; do \
-		echo "inside $$python: $(INSIDE)"; \
-		PYTHONPATH=tests/sglang/stubs $$python -m pytest -q -m "$(INSIDE)" tests/sglang $(ARGS) || \
-			exit 1; \
-	done
+	@running=; failed=; for python in .sglang/[0-9]*/bin/python; do \
+		PYTHONPATH=tests/sglang/stubs $$python -m pytest -q -m "$(INSIDE)" tests/sglang $(ARGS) \
+			>"$${python%/bin/python}/inside.log" 2>&1 & running="$$running $$!:$$python"; \
+	done; \
+	for each in $$running; do \
+		python=$${each#*:}; wait $${each%%:*} || failed="$$failed $$python"; \
+		echo "inside $$python: $(INSIDE)"; cat "$${python%/bin/python}/inside.log"; \
+	done; \
+	test -z "$$failed" || { echo "failed inside$$failed" >&2; exit 1; }
 	@$(BIN)/python -m pytest -v -m "$(OUTSIDE)" tests/sglang $(ARGS)
 
 consumers: $(VENV)/.stamp-test

@@ -3,8 +3,9 @@
     python -m benchmarks.bench_tick --json FILE
 
 Everything that waits is matched, as SGLang's scheduler does before it makes a batch; all prompts
-are cached in the own pool. `mirrored` and `thin` have a daemon in another process. Ratios are to
-the Python tree of the same version of SGLang. Needs its environments (`make sglang-envs`).
+are cached in the own pool. Before some ticks nothing has changed (`tick`), before others another
+prompt was published (`changed`). `mirrored` and `thin` have a daemon in another process. Ratios
+are to the Python tree of the same version of SGLang. Needs its environments (`make sglang-envs`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.report import Measure, heading, interleaved, ratio, table, write
 
 PAGE, TOKENS, REQUESTS = 16, 8_192, 16
 OURS = ("mirrored", "thin")
+CASES = ("tick", "changed")
 
 
 def main() -> None:
@@ -44,18 +46,21 @@ def main() -> None:
                 contestant = stack.enter_context(_contestant(version))
                 folder = str(daemon.runtime_dir)
                 contestant.tell("build", kind, PAGE, TOKENS, REQUESTS, folder)
-                cases[kind] = partial(contestant.tell, "run", "tick")
+                for case in CASES:
+                    cases[f"{kind} {case}"] = partial(contestant.tell, "run", case)
             found = interleaved(cases, rounds=options.rounds, times=options.times)
-        base = found[STOCK[version][0]]
-        document["ticks"][version] = {
-            kind: {**figure.as_json(), "ratio": ratio(figure, base)}
-            for kind, figure in found.items()
-        }
-        rows += [
-            [version, kind, figure.median, figure.low, figure.high, f"{ratio(figure, base):.3f}"]
-            for kind, figure in found.items()
-        ]
-    columns = ["sglang", "tree", "median us", "lowest", "highest", "ratio to its Python tree"]
+        document["ticks"][version] = {}
+        for kind in kinds:
+            row: list[object] = [version, kind]
+            document["ticks"][version][kind] = {}
+            for case in CASES:
+                figure = found[f"{kind} {case}"]
+                against = ratio(figure, found[f"{STOCK[version][0]} {case}"])
+                document["ticks"][version][kind][case] = {**figure.as_json(), "ratio": against}
+                row += [figure.median, figure.low, figure.high, f"{against:.3f}"]
+            rows.append(row)
+    columns = ["sglang", "tree", "us", "lowest", "highest", "ratio"]
+    columns += ["after a change: us", "lowest", "highest", "ratio"]
     print(table(columns, rows))
     write_json(options.json, document)
 

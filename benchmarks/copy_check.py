@@ -22,8 +22,8 @@ class WrongBytes(RuntimeError):
     """A copy said "ok" and its pages are others."""
 
 
-def check_copies(bench: Bench, page_size: int = 64) -> None:
-    """Out of the first pool, back whole and by layers, and to every other pool."""
+def check_copies(bench: Bench, page_size: int = 64, name: str = "A") -> None:
+    """Out of the first pool (as `name`), back whole and by layers, and to every other pool."""
     scheduler = bench.scheduler
     count = min(PAGES, bench.pages(page_size) // 4)
     pages = scattered(bench.pages(page_size), 4 * count, bench.rng)
@@ -31,7 +31,7 @@ def check_copies(bench: Bench, page_size: int = 64) -> None:
     slots_each = bench.per_segment(page_size)
     total = slots_each * bench.rig.tier.shape.segment_count
     slots = slots_of(scattered(total, count, bench.rng), slots_each)
-    pool, done = bench.pool("A", page_size), bench.rig.done
+    pool, done = bench.pool(name, page_size), bench.rig.done
     submit = bench.rig.submit
     scheduler.ask(m.Fill("A", 11), m.Done)
     expected = _digest(scheduler, "A", page_size, source)

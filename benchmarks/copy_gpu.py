@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from benchmarks import copy_messages as m
-from benchmarks.copy_layouts import TOKEN_BYTES, pool_layout
+from benchmarks.copy_layouts import pool_layout
 from benchmarks.copy_scheduler import LANDINGS_MADE, WORDS
-from directory.core.ids import FORWARD
+from scheduler_shim.staging import Staging
 from transfer.ipc.cuda_driver import Driver, load_api, visible_devices
 from transfer.ipc.cuda_export import export_tensor
-from transfer.ipc.cuda_staging import Slab, SlabStaging
-from transfer.ipc.cuda_sync import CudaTimelines
+from transfer.ipc.cuda_staging import CudaSlab
 from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
+from transfer.ipc.stage_ring import STAGE_BELOW_BYTES
 from transfer.ipc.sync import TimelineTable, WordTable
 
 LAYERS, WIDTH, ROWS = 48, 4096, 16
@@ -39,20 +39,15 @@ class GpuSubstrate:
         self._ipc = SharedMemoryIPC()
         self._tensors: dict[str, list[Any]] = {}
         self._tables: dict[str, tuple[TimelineTable, WordTable]] = {}
-        self._producers: dict[str, CudaTimelines] = {}
         self._graph: Any = None
         self._events: list[Any] = []
-        self._staging = torch.cuda.Stream()
-        self._stagings: dict[tuple[str, int], SlabStaging] = {}
+        self._stagings: list[Staging] = []
 
     def make(self, request: m.MakeMemory) -> tuple[tuple[MemoryHandle, ...], list[int]]:
-        """One tensor a buffer, or one for all."""
+        """One tensor a buffer."""
         tensors: list[Any] = [None] * request.buffers
-        if request.whole:
-            tensors = [self._empty(request.buffers * request.nbytes)]
-        else:
-            for number in [*range(0, request.buffers, 2), *range(1, request.buffers, 2)]:
-                tensors[number] = self._empty(request.nbytes)
+        for number in [*range(0, request.buffers, 2), *range(1, request.buffers, 2)]:
+            tensors[number] = self._empty(request.nbytes)
         exported = [
             export_tensor(
                 self._driver, data_ptr=t.data_ptr(), nbytes=t.numel(), shape=tuple(t.shape),
@@ -63,7 +58,6 @@ class GpuSubstrate:
         timelines = TimelineTable.create(self._ipc, "timelines", landings=LANDINGS_MADE)
         self._tensors[request.name] = tensors
         self._tables[request.name] = timelines, WordTable.create(self._ipc, "words", WORDS)
-        self._producers[request.name] = CudaTimelines(self._driver, timelines)
         return tuple(e.handle for e in exported), [fd for e in exported for fd in e.fds]
 
     def tables(self, name: str) -> tuple[TimelineTable, WordTable]:
@@ -84,23 +78,12 @@ class GpuSubstrate:
         pages = torch.cat([view.index_select(0, rows) for view in views], dim=1)
         return hashlib.sha256(pages.cpu().numpy().tobytes()).digest()
 
-    def stage(self, request: m.Stage) -> None:
-        """A kernel of this very context."""
-        key = request.pool, request.chunk_bytes
-        staging = self._stagings.get(key)
-        if staging is None:
-            staging = self._stagings[key] = self._make_staging(request)
-        move = staging.pack if request.pack else staging.unpack
-        move(array("I", request.pages), request.first_row, self._staging.cuda_stream)
-        producer = self._producers[request.pool]
-        producer.signal(self._staging.cuda_stream, FORWARD, request.value)
-
-    def _make_staging(self, request: m.Stage) -> SlabStaging:
-        tensors = self._tensors[request.pool]
-        (slab,) = self._tensors[request.slab]
-        layout = pool_layout(len(tensors), tensors[0].numel(), request.chunk_bytes // TOKEN_BYTES)
-        rows = Slab(slab.data_ptr(), slab.numel() // layout.page_bytes)
-        return SlabStaging(self._driver, layout, [t.data_ptr() for t in tensors], rows)
+    def make_slab(self, request: m.MakeSlab) -> Staging:
+        """As a scheduler's shim does, kernels of this very context."""
+        tensors = self._tensors[request.name]
+        layout = pool_layout(len(tensors), tensors[0].numel(), request.page_size)
+        slab = CudaSlab(self._driver, layout, [t.data_ptr() for t in tensors], request.nbytes)
+        return _begun(self._stagings, Staging(layout, slab))
 
     def step(self) -> None:
         """One replay, timed by events around it."""
@@ -122,6 +105,12 @@ class GpuSubstrate:
     @staticmethod
     def _empty(nbytes: int) -> Any:
         return torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")
+
+
+def _begun(stagings: list[Staging], staging: Staging) -> Staging:
+    stagings.append(staging)
+    staging.begin(STAGE_BELOW_BYTES)
+    return staging
 
 
 def _rows(packed: bytes) -> Any:

@@ -12,9 +12,11 @@ import time
 from array import array
 
 from benchmarks import copy_messages as m
+from benchmarks.copy_layouts import pool_layout
 from benchmarks.copy_scheduler import LANDINGS_MADE, WORDS
-from directory.core.ids import FORWARD
+from scheduler_shim.staging import SharedSlab, Staging
 from transfer.ipc.memory import MemoryHandle, SharedMapping, SharedMemoryIPC
+from transfer.ipc.stage_ring import STAGE_BELOW_BYTES
 from transfer.ipc.sync import TimelineTable, WordTable
 
 STEP_BYTES = 4 << 20
@@ -30,14 +32,14 @@ class HostSubstrate:
         self._ipc = SharedMemoryIPC()
         self._mappings: dict[str, list[SharedMapping]] = {}
         self._tables: dict[str, tuple[TimelineTable, WordTable]] = {}
+        self._stagings: list[Staging] = []
         self._source, self._target = bytearray(STEP_BYTES), bytearray(STEP_BYTES)
         self._times = array("f")
 
     def make(self, request: m.MakeMemory) -> tuple[tuple[MemoryHandle, ...], list[int]]:
-        """One memfd a buffer, or one for all."""
+        """One memfd a buffer."""
         count, nbytes = request.buffers, request.nbytes
-        sizes = [count * nbytes] if request.whole else [nbytes] * count
-        mappings = [self._ipc.create(request.name, size) for size in sizes]
+        mappings = [self._ipc.create(request.name, nbytes) for _ in range(count)]
         self._mappings[request.name] = mappings
         self._tables[request.name] = (
             TimelineTable.create(self._ipc, "timelines", landings=LANDINGS_MADE),
@@ -65,20 +67,14 @@ class HostSubstrate:
                 found.update(mapping.view[row * size : (row + 1) * size])
         return found.digest()
 
-    def stage(self, request: m.Stage) -> None:
-        """Copied at once."""
-        size = request.chunk_bytes
-        buffers = self._mappings[request.pool]
-        (slab,) = self._mappings[request.slab]
-        for row, page in enumerate(array("I", request.pages), request.first_row):
-            for number, buffer in enumerate(buffers):
-                at = (row * len(buffers) + number) * size
-                inside, outside = slice(page * size, (page + 1) * size), slice(at, at + size)
-                if request.pack:
-                    slab.view[outside] = buffer.view[inside]
-                else:
-                    buffer.view[inside] = slab.view[outside]
-        self._tables[request.pool][0].write(FORWARD, request.value)
+    def make_slab(self, request: m.MakeSlab) -> Staging:
+        """As a scheduler's shim does, in its stager's thread."""
+        mappings = self._mappings[request.name]
+        layout = pool_layout(len(mappings), mappings[0].nbytes, request.page_size)
+        staging = Staging(layout, SharedSlab(self._ipc, layout, mappings, request.nbytes))
+        self._stagings.append(staging)
+        staging.begin(STAGE_BELOW_BYTES)
+        return staging
 
     def step(self) -> None:
         """A copy within this process."""

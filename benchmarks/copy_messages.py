@@ -14,13 +14,24 @@ class MakeMemory(msgspec.Struct, frozen=True, tag="make"):
     """Make and export the memory of a pool: `buffers` allocations of `nbytes` each, made in the
     order that a real engine makes them (all K, then all V), and a timeline and a word table.
 
-    Answered by `Memory`. `whole`: one allocation instead (a staging slab).
+    Answered by `Memory`.
     """
 
     name: str
     buffers: int
     nbytes: int
-    whole: bool = False
+
+
+class MakeSlab(msgspec.Struct, frozen=True, tag="make_slab"):
+    """Make a staging slab for a memory in pages of a size, and serve its stage ring from now on.
+
+    Answered by `Memory`: the slab's handle, and beside it its descriptor, if its kind has one, and
+    those of ring and event.
+    """
+
+    name: str
+    page_size: int
+    nbytes: int
 
 
 class StartSteps(msgspec.Struct, frozen=True, tag="start"):
@@ -45,22 +56,6 @@ class Digest(msgspec.Struct, frozen=True, tag="digest"):
     name: str
     chunk_bytes: int
     rows: bytes
-
-
-class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """Move pages between a pool and consecutive rows of a slab on the scheduler's own stream.
-
-    `pack`: pool pages into the slab; otherwise back. The forward timeline of `pool` reaches
-    `value` behind it; answered by `Done` at once.
-    """
-
-    pool: str
-    slab: str
-    chunk_bytes: int
-    pages: bytes
-    first_row: int
-    pack: bool
-    value: int
 
 
 class Quit(msgspec.Struct, frozen=True, tag="quit"):
@@ -103,5 +98,5 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     detail: str
 
 
-ToScheduler = MakeMemory | StartSteps | StopSteps | Fill | Digest | Stage | Quit
+ToScheduler = MakeMemory | MakeSlab | StartSteps | StopSteps | Fill | Digest | Quit
 FromScheduler = Hello | Memory | Steps | Digested | Done | Failed

@@ -25,7 +25,7 @@ from directory.core.actions import CopyKind, CopyPart, Fence, Landing, SubmitCop
 from directory.core.events import CopyDone
 from transfer.host_tier import HostTierMemory
 from transfer.ipc.channel import FdChannel, close_fds
-from transfer.ipc.memory import SharedMemoryIPC
+from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable
 from transfer.layout import PoolLayout
 from transfer.messages import Imported, Ready, Reply, TierOpened
@@ -72,6 +72,13 @@ class SchedulerProcess:
         """Have memory made; its descriptors are kept until the end."""
         self._channel.send(msgspec.msgpack.encode(request))
         self.memory[request.name], self.fds[request.name] = self._next(m.Memory)
+
+    def make_slab(self, request: m.MakeSlab) -> tuple[MemoryHandle, list[int]]:
+        """Have a slab made: its handle, and the descriptors of slab, ring and event."""
+        self._channel.send(msgspec.msgpack.encode(request))
+        memory, fds = self._next(m.Memory)
+        self.fds[f"slab {request.name} {request.page_size}"] = fds
+        return memory.handles[0], fds
 
     def steps_us(self) -> list[float]:
         """Stop stepping: what each step took."""
@@ -123,6 +130,20 @@ class MoverRig:
         """Import a scheduler's memory as a pool of a layout."""
         memory, fds = scheduler.memory[name], scheduler.fds[name]
         self.mover.import_pool(number, layout, memory.handles, fds)
+        imported = self.wait(Imported)
+        if not imported.ok:
+            raise RuntimeError(imported.detail)
+
+    def add_staged(
+        self, number: int, scheduler: SchedulerProcess, name: str, layout: PoolLayout, nbytes: int
+    ) -> None:
+        """The same with a staging slab of so many bytes."""
+        memory, fds = scheduler.memory[name], scheduler.fds[name]
+        handle, more = scheduler.make_slab(m.MakeSlab(name, layout.page_size, nbytes))
+        sizes = (*layout.allocation_bytes, handle.nbytes)
+        whole = PoolLayout(layout.page_size, layout.page_count, layout.buffers, sizes)
+        given = [*fds[:-2], *more[:-2], *fds[-2:], *more[-2:]]
+        self.mover.import_pool(number, whole, (*memory.handles, handle), given, staging=True)
         imported = self.wait(Imported)
         if not imported.ok:
             raise RuntimeError(imported.detail)

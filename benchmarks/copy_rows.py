@@ -20,7 +20,6 @@ from benchmarks.copy_rig import MoverRig, SchedulerProcess
 from directory.core.actions import CopyKind, Landing
 from directory.core.ids import HOST, LANDINGS
 from transfer.device.protocol import DeviceLost
-from transfer.layout import PoolLayout
 
 COPIES_AT_ONCE = 4
 ONE_PAGE_TIMES = 60
@@ -28,6 +27,8 @@ CALM_S = 0.6
 """Before copies between GPU memories: the mover looks whether anybody computes, and its own
 copies count as that for a while."""
 LANDING_SPIN_S = 10.0
+STAGED = "staged"
+"""The first pool, with a staging slab."""
 
 
 class Row(NamedTuple):
@@ -53,23 +54,19 @@ class Sizes(NamedTuple):
     round_bytes: int
     restore_pages: int
     slab_bytes: int
-    stage_bytes: int
     steps_s: float
 
     @classmethod
     def of_gpu(cls) -> Sizes:
         """32 layers of an 8B model, 4 GiB a pool; a restore of 8 k tokens is 1 GiB."""
         mib = 1 << 20
-        return cls(
-            64, 64 * mib, 4096 * mib, 64 * mib, 1024 * mib, 512 * mib, 128, 512 * mib,
-            64 * mib, 0.9,
-        )  # fmt: skip
+        return cls(64, 64 * mib, 4096 * mib, 64 * mib, 1024 * mib, 512 * mib, 128, 256 * mib, 0.9)
 
     @classmethod
     def of_dry_run(cls) -> Sizes:
         """Small enough for any machine."""
         mib = 1 << 20
-        return cls(4, 4 * mib, 32 * mib, 8 * mib, 16 * mib, 8 * mib, 8, 4 * mib, mib, 0.1)
+        return cls(4, 4 * mib, 32 * mib, 8 * mib, 16 * mib, 8 * mib, 8, 4 * mib, 0.1)
 
 
 def at_least(name: str, figure: float, base: float, goal: float, unit: str = "GB/s") -> Row:
@@ -114,7 +111,6 @@ class Bench:
         self.far = SchedulerProcess(gpus[1]) if self.two_gpus else None
         self.rig = MoverRig(device, sizes.tier_bytes, sizes.segment_bytes)
         self._numbers: dict[tuple[str, int], int] = {}
-        self.layouts: dict[tuple[str, int], PoolLayout] = {}
         self.scheduler.ready()
         self.versions = self.scheduler.versions
         make = m.MakeMemory("A", sizes.buffers, sizes.buffer_bytes)
@@ -126,22 +122,20 @@ class Bench:
         self.base_gbps = base.measure()
 
     def pool(self, name: str, page_size: int) -> int:
-        """Number of a pool in pages of a size; imported when it is first asked for."""
+        """Number of a pool in pages of a size; imported when it is first asked for. `STAGED` is
+        the first pool again, with a staging slab."""
         key = (name, page_size)
         if key not in self._numbers:
             sizes = self.sizes
             layout = pool_layout(sizes.buffers, sizes.buffer_bytes, page_size)
-            self.import_as(key, layout)
+            number = len(self._numbers) + 1
+            owner = self.far if name == "C" and self.far is not None else self.scheduler
+            if name == STAGED:
+                self.rig.add_staged(number, owner, "A", layout, sizes.slab_bytes)
+            else:
+                self.rig.add(number, owner, name, layout)
+            self._numbers[key] = number
         return self._numbers[key]
-
-    def import_as(self, key: tuple[str, int], layout: PoolLayout) -> int:
-        """Import a scheduler's memory in a layout."""
-        number = len(self._numbers) + 1
-        owner = self.far if key[0] == "C" and self.far is not None else self.scheduler
-        self.rig.add(number, owner, key[0], layout)
-        self._numbers[key] = number
-        self.layouts[key] = layout
-        return number
 
     def page_bytes(self, page_size: int) -> int:
         """Of a page over all buffers."""
@@ -156,11 +150,17 @@ class Bench:
         return self.rig.tier.shape.slots_of(0, self.page_bytes(page_size))
 
     def round_of(
-        self, kind: CopyKind, page_size: int, *, churned: bool = False, near: str = "A"
+        self,
+        kind: CopyKind,
+        page_size: int,
+        *,
+        churned: bool = False,
+        near: str = "A",
+        pool: str = "A",
     ) -> Callable[[], float]:
         """A function that moves a round's bytes once and returns GB/s.
 
-        backup: A to the host; load_back: the host to A; peer_copy: A to B, or to C as `near`.
+        backup: `pool` to the host; load_back: the host to it; peer_copy: to B, or to C as `near`.
         """
         choose = allocated if churned else scattered
         nbytes = self.page_bytes(page_size)
@@ -170,7 +170,7 @@ class Bench:
         enough = room if kind == "peer_copy" else self.sizes.round_bytes // nbytes
         count = max(1, min(enough, room))
         pages = choose(self.pages(page_size), count, self.rng)
-        own = self.pool("A", page_size)
+        own = self.pool(pool, page_size)
         if kind == "peer_copy":
             other = self.pool("B" if near == "A" else near, page_size)
             onto = choose(self.pages(page_size), count, self.rng)
@@ -236,18 +236,18 @@ class Bench:
         """Of the long prompt."""
         return self.sizes.restore_pages * self.page_bytes(64)
 
-    def restore(self) -> float:
+    def restore(self, name: str = "A", page_size: int = 64) -> float:
         """Microseconds of the long prompt's restore, from the submission to the answer."""
-        pages, slots = self._restored()
-        target = self.pool("A", 64)
+        pages, slots = self._restored(page_size)
+        target = self.pool(name, page_size)
         started = time.perf_counter()
         self.rig.done(self.rig.submit("load_back", HOST, slots, target, pages))
         return (time.perf_counter() - started) * 1e6
 
-    def layered(self) -> tuple[float, float]:
+    def layered(self, name: str = "A", page_size: int = 64) -> tuple[float, float]:
         """Microseconds until the answer, and until the first layer's landing is seen."""
-        pages, slots = self._restored()
-        target = self.pool("A", 64)
+        pages, slots = self._restored(page_size)
+        target = self.pool(name, page_size)
         table = self.scheduler.timelines("A")
         try:
             before = table.read(LANDINGS)
@@ -271,11 +271,12 @@ class Bench:
         self.rig.done(self.rig.submit("load_back", HOST, [slot], target, [page]))
         return (time.perf_counter() - started) * 1e6
 
-    def _restored(self) -> tuple[list[int], list[int]]:
-        count = self.sizes.restore_pages
-        slots = self.per_segment(64) * self.rig.tier.shape.segment_count
-        host = slots_of(scattered(slots, count, self.rng), self.per_segment(64))
-        return scattered(self.pages(64), count, self.rng), host
+    def _restored(self, page_size: int) -> tuple[list[int], list[int]]:
+        count = self.sizes.restore_pages * 64 // page_size
+        each = self.per_segment(page_size)
+        slots = each * self.rig.tier.shape.segment_count
+        host = slots_of(scattered(slots, count, self.rng), each)
+        return scattered(self.pages(page_size), count, self.rng), host
 
     def close(self) -> None:
         """End everything that was started."""

@@ -18,6 +18,7 @@ import msgspec
 
 from benchmarks import copy_messages as m
 from directory.core.errors import TreecoredError
+from scheduler_shim.staging import Staging
 from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
 from transfer.ipc.memory import MemoryHandle
 from transfer.ipc.sync import TimelineTable, WordTable
@@ -48,8 +49,8 @@ class Substrate(Protocol):
         """SHA-256 of pages."""
         ...
 
-    def stage(self, request: m.Stage) -> None:
-        """Queue a pack or unpack, and the timeline behind it."""
+    def make_slab(self, request: m.MakeSlab) -> Staging:
+        """Make a slab for a memory, and begin to serve its ring."""
         ...
 
     def step(self) -> None:
@@ -110,9 +111,9 @@ class Scheduler:
                 self._say(m.Done())
             case m.Digest():
                 self._say(m.Digested(substrate.digest(request)))
-            case m.Stage():
-                substrate.stage(request)
-                self._say(m.Done())
+            case m.MakeSlab():
+                staging = substrate.make_slab(request)
+                self._say(m.Memory((staging.handle,)), [*staging.slab_fds, *staging.fds])
 
     def _say(self, message: m.FromScheduler, fds: list[int] | None = None) -> None:
         self._channel.send(msgspec.msgpack.encode(message), fds or ())

@@ -27,13 +27,14 @@ from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonDial
+from scheduler_shim.link import monotonic_us
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import Finished
 
 PAGE_SIZE: Final = 16
 IDLE_US: Final = 1_000
-"""Between two ticks that changed nothing."""
+"""Between two ticks that changed nothing, at most."""
 GIVE_UP_S: Final = 120.0
 VICTIM_PAGES: Final = 256
 VICTIM_BYTES_PER_TOKEN: Final = 256
@@ -76,7 +77,8 @@ class Node:
         self._finished: list[Finished] = []
 
     def tick(self) -> None:
-        """One tick, timed; then wait a little if it changed nothing."""
+        """One tick, timed; then wait a little if it changed nothing, as a worker does: for the
+        daemon or, without one, until the way back has something to do."""
         scheduler = self.scheduler
         began = time.perf_counter_ns()
         self._finished += scheduler.tick()
@@ -86,7 +88,9 @@ class Node:
             if client is not None and not client.lost:
                 client.wait(IDLE_US)
             else:
-                time.sleep(IDLE_US / 1e6)
+                wake_us = scheduler.wake_us
+                due_us = IDLE_US if wake_us is None else max(0, wake_us - monotonic_us())
+                time.sleep(min(due_us, IDLE_US) / 1e6)
 
     def until(self, done: Callable[[], bool]) -> None:
         """Tick until it is so."""

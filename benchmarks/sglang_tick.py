@@ -20,6 +20,8 @@ from random import Random
 from typing import Any
 
 clock = time.perf_counter_ns
+SPARE = 4_096
+"""Pages for what is published between ticks."""
 
 
 class Queue:
@@ -29,7 +31,9 @@ class Queue:
         from tests.sglang.cache import rig
 
         self._rig = rig
-        pages = count * (tokens // page) + 64
+        self._page = page
+        self._others = 128_000
+        pages = count * (tokens // page) + SPARE
         self.pools = rig.Pools(pages, page, rows=count + 1, context=tokens + 64)
         self.client: Any = None
         if kind in ("mirrored", "thin"):
@@ -73,6 +77,19 @@ class Queue:
             taken.append((clock() - begin) / 1e3)
             if self.client is not None:
                 self.client.poll()
+        return taken
+
+    def case_changed(self, times: int) -> list[float]:
+        """Microseconds of ticks before each of which another prompt has been published."""
+        taken: list[float] = []
+        for _ in range(times):
+            self._others += 1
+            other = self._rig.Req(f"other {self._others}", [self._others] * self._page)
+            self.engine.match(other)
+            assert self.engine.admit(other)
+            self.engine.checkpoint(other)
+            self.engine.end(other)
+            taken += self.case_tick(1)
         return taken
 
 

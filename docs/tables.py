@@ -20,6 +20,7 @@ from directory.core.namespace import Adapter, NamespaceKey
 from directory.core.states import TABLES
 from directory.daemon import metrics
 from directory.protocol.admin import (
+    CauseReport,
     EvictedReport,
     HistogramReport,
     HotPrefix,
@@ -105,7 +106,7 @@ def structure_table() -> str:
         [f"`{kind.__name__}`", fields(kind), _summary(kind)]
         for kind in (
             *(NamespaceKey, Adapter, Totals, PoolReport, ServedReport, TierReport, EvictedReport),
-            *(HistogramReport, LogReport, HotPrefix, SpaceReport, NodeReport, Stretch),
+            *(HistogramReport, LogReport, HotPrefix, CauseReport, SpaceReport, NodeReport, Stretch),
         )
     ]
     return _markdown(rows)

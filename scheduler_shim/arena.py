@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from directory.protocol.messages import NOWHERE, Extent
 from transfer.ipc.memory import SharedMemoryIPC
 
@@ -22,31 +24,30 @@ BEGUN_BYTES: Final = 2 * 1024 * 1024
 More, where that does not hold what is named again or not acknowledged."""
 
 
-class _Placed:
+class _Placed(msgspec.Struct, gc=False):
     """Something that lies in the arena. `seq`: the last message that names it; `again`: it is not
-    the first one."""
+    the first one. Python's collector need not know of it: it leads to no object but its bytes."""
 
-    __slots__ = ("again", "data", "number", "offset", "seq")
-
-    def __init__(self, data: bytes, number: int, offset: int, seq: int) -> None:
-        self.data = data
-        self.number = number
-        self.offset = offset
-        self.seq = seq
-        self.again = False
+    data: bytes
+    number: int
+    offset: int
+    seq: int
+    again: bool = False
 
 
 class TokenArena:
     """A ring: the oldest goes first, when its room is wanted and its messages are acknowledged."""
 
-    def __init__(self, nbytes: int = ARENA_BYTES) -> None:
-        """Raises `ImportFailed` when there is no memory for it."""
+    def __init__(self, nbytes: int = ARENA_BYTES, *, warm: bool = True) -> None:
+        """`warm`: no page of what is used at first is new when it is wanted, which takes some
+        milliseconds now. Raises `ImportFailed` when there is no memory for it."""
         self._ipc = SharedMemoryIPC()
         self._mapping = self._ipc.create("treecored-arena", nbytes)
         self._view = self._mapping.view
         self._size = nbytes
         self._used = min(BEGUN_BYTES, nbytes)
-        self._view[: self._used] = bytes(self._used)  # no page of it is new when it is wanted
+        if warm:
+            self._view[: self._used] = bytes(self._used)
         self._head = 0
         self._numbers = 0
         self._ring: deque[_Placed] = deque()

@@ -8,12 +8,12 @@ good; from then on every method returns at once. It must never let a late answer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from directory.core import limits
-from directory.core.actions import AnyReply, Locked, Matched, Refused
+from directory.core.actions import AnyReply, Locked, Matched, Refused, Restored
 from directory.core.errors import (
     AnswerGone,
     NotAuthorised,
@@ -31,7 +31,7 @@ from directory.protocol.messages import (
     ReplyEnvelope,
 )
 from scheduler_shim.deadlines import Deadlines, Silence
-from scheduler_shim.lane_link import make_link
+from scheduler_shim.lane_link import make_arena, make_link
 from scheduler_shim.leases import LeasesOut
 from scheduler_shim.link import Link
 from scheduler_shim.pools import Pool
@@ -58,6 +58,9 @@ class DaemonClient(Speaker):
         super().__init__(link, registration, deadlines or Deadlines())
         self.refused: list[Refused] = []
         """Reports that the daemon did not take; mirror and daemon differ from there on."""
+        self.before_loss: Callable[[], object] = lambda: None
+        """Called before it is told that a restore is lost: its targets may be used for something
+        else then, and a dead mover may have asked this process to write into them."""
         self.rtt_us = Samples()
         self._world_size = world_size
         self._silence = Silence()
@@ -99,8 +102,11 @@ class DaemonClient(Speaker):
             rank=rank,
             software=software,
         )
-        link = make_link(session, registration.endpoint, lane=registration.lane and lane)
+        arena = make_arena() if registration.lane and lane else None
+        link = make_link(session, registration.endpoint, arena)
+        link.connect()
         client = cls(link, registration, deadlines, world_size=world_size)
+        client.before_loss = pool.settle
         client.attach()
         return client
 
@@ -131,9 +137,10 @@ class DaemonClient(Speaker):
             raise_refusal(reply.code, reply.message)
         return reply
 
-    def report(self, body: Request | Ended) -> None:
-        """Tell without waiting; the stream sees to it that it arrives, once and in order."""
-        self._push(body, asks=False)
+    def report(self, body: Request | Ended, *, hold: bool = False) -> None:
+        """Tell without waiting; the stream sees to it that it arrives, once and in order. With
+        `hold` it may go together with what is told next, or when `send_held` is called."""
+        self._push(body, asks=False, hold=hold)
 
     def ask(self, body: Request, deadline_ms: int = 0) -> int:
         """Ask without waiting; `poll` brings the answer, or None when its deadline has passed.
@@ -236,7 +243,7 @@ class DaemonClient(Speaker):
 
     # Private: sending.
 
-    def _push(self, body: Request | Ended, *, asks: bool) -> int:
+    def _push(self, body: Request | Ended, *, asks: bool, hold: bool = False) -> int:
         if self.lost:
             return 0
         now = self._link.now_us()
@@ -249,7 +256,7 @@ class DaemonClient(Speaker):
         if isinstance(body, Unlock):
             self._leases.released(body.receipt)
         # A release can wait for what is said next; what was published or given up is told at once.
-        self._send(seq, body, hold=isinstance(body, Unlock) and not asks)
+        self._send(seq, body, hold=hold or (isinstance(body, Unlock) and not asks))
         return seq
 
     # Private: receiving.
@@ -297,6 +304,9 @@ class DaemonClient(Speaker):
             if not isinstance(body, Refused) and not isinstance(question.body, Restore):
                 self.rtt_us.add(self._link.now_us() - question.sent_us)
             self._leases.granted(question.body, body)
+            landed = isinstance(body, Restored) and body.landed
+            if isinstance(question.body, Restore) and not landed:
+                self.before_loss()
             self._arrived[reply.seq] = body
         elif self._abandoned.pop(reply.seq, None) is not None:
             self._count("answers_late")
@@ -321,6 +331,8 @@ class DaemonClient(Speaker):
             return
         self._count("answers_gone")
         self._leases.unknown(asked)
+        if isinstance(asked, Restore):
+            self.before_loss()
         if question is not None:
             self._arrived[seq] = body if isinstance(asked, Restore) else None
         if self._world_size > 1:

@@ -21,16 +21,18 @@ from directory.protocol.messages import (
     Welcome,
 )
 from directory.protocol.runtime_dir import deserted
+from scheduler_shim.arena import TokenArena
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
-from scheduler_shim.lane_link import make_link
-from scheduler_shim.link import monotonic_us
+from scheduler_shim.lane_link import make_arena, make_link
+from scheduler_shim.link import ZmqLink, monotonic_us
 from scheduler_shim.pools import Pool
 from scheduler_shim.session import (
     SESSION_NAME,
     SOFTWARE,
     DaemonAbsent,
     Registration,
+    answer_welcome,
     hello,
     raise_refusal,
     register_message,
@@ -106,7 +108,7 @@ class DaemonDial:
         return DaemonAttempt(
             self._runtime_dir / SESSION_NAME,
             message,
-            self._pool.fds,
+            self._pool,
             self._deadlines,
             self._software,
         )
@@ -127,16 +129,20 @@ class DaemonAttempt:
         self,
         path: Path,
         message: Register,
-        fds: list[int],
+        pool: Pool,
         deadlines: Deadlines,
         software: str = SOFTWARE,
     ) -> None:
         self._message = message
-        self._fds = fds
+        self._pool = pool
         self._deadlines = deadlines
         self._give_up_us = monotonic_us() + deadlines.connect_ms * 1_000
         self._epoch = 0
         self._client: DaemonClient | None = None
+        self._registered: Registration | None = None
+        self._arena: TokenArena | None = None
+        self._link: ZmqLink | None = None
+        self._arena_due = False
         try:
             self._channel = FdChannel.connect(str(path), CONNECT_S)
         except OSError as error:
@@ -144,11 +150,11 @@ class DaemonAttempt:
         self._send(hello(software), ())
 
     def step(self) -> DaemonClient | None:
-        """One step, and the next ones where their answers are there."""
+        """One step, which is short: requests go on between it and the next one."""
         try:
             if self._client is None:
-                self._hear()
-            if self._client is not None and self._client.try_attach():
+                self._prepare()
+            elif self._client.try_attach():
                 return self._client
             if monotonic_us() >= self._give_up_us:
                 raise DaemonAbsent("the daemon did not answer in time")
@@ -161,8 +167,31 @@ class DaemonAttempt:
         """Close the session."""
         if self._client is not None:
             self._client.close()
+        elif self._link is not None:
+            self._link.close()
         else:
             self._channel.close()
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    def _prepare(self) -> None:
+        """Hear, make the arena, make the link, make the client: one of them. The arena's pages are
+        made by what lies there first, bit by bit."""
+        registered = self._registered
+        if registered is None:
+            self._hear()
+        elif self._arena_due:
+            self._arena_due = False
+            self._arena = make_arena(warm=False)
+        elif self._link is None:
+            arena, self._arena = self._arena, None
+            self._link = make_link(self._channel, registered.endpoint, arena)
+        else:
+            self._link.connect()
+            ranks = self._message.world_size
+            self._client = DaemonClient(self._link, registered, self._deadlines, world_size=ranks)
+            self._client.before_loss = self._pool.settle
 
     def _hear(self) -> None:
         try:
@@ -180,9 +209,10 @@ class DaemonAttempt:
             raise_refusal(reply.code, reply.message)
         if isinstance(reply, Welcome):
             self._epoch = reply.epoch
-            self._send(encode(self._message), self._fds)
+            message, fds = answer_welcome(self._message, self._pool, reply)
+            self._send(encode(message), fds)
         elif isinstance(reply, Registered):
-            registration = Registration(
+            self._registered = Registration(
                 reply.pool,
                 reply.generation,
                 self._epoch,
@@ -191,9 +221,7 @@ class DaemonAttempt:
                 reply.ended,
                 reply.lane,
             )
-            link = make_link(self._channel, reply.endpoint, lane=reply.lane)
-            ranks = self._message.world_size
-            self._client = DaemonClient(link, registration, self._deadlines, world_size=ranks)
+            self._arena_due = reply.lane
 
     def _send(self, payload: bytes, fds: list[int] | tuple[()]) -> None:
         try:

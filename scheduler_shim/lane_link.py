@@ -30,8 +30,11 @@ class LaneLink(ZmqLink):
     """A link with a lane of its own."""
 
     def __init__(self, session: FdChannel, endpoint: str, arena: TokenArena) -> None:
-        """Take over the session and open the lane; without one it goes on by ZeroMQ alone."""
-        super().__init__(session, endpoint)
+        """Take over the session and open the lane; without one it goes on by ZeroMQ alone.
+
+        `connect` makes ZeroMQ's part: soon, so that it is there should the lane end.
+        """
+        super().__init__(session, endpoint, later=True)
         self._arena = arena
         self._lane: FrameLane | None = None
         self._spin_ns = SPIN_US * 1_000 if len(os.sched_getaffinity(0)) > 1 else 0
@@ -58,6 +61,11 @@ class LaneLink(ZmqLink):
         if self._lane is None:
             return super().send(frame)
         return self._lane.hold(frame)
+
+    def send_held(self) -> None:
+        """Send what is held."""
+        if self._lane is not None:
+            self._lane.send_held()
 
     def receive(self) -> list[bytes]:
         """Read what is there, up to a limit; more is there at the next call."""
@@ -109,6 +117,7 @@ class LaneLink(ZmqLink):
             self._lane = lane
         except (TreecoredError, OSError):
             lane.close()  # the session is over, as the first call will notice
+            self.connect()
         finally:
             other.close()
 
@@ -140,6 +149,8 @@ class LaneLink(ZmqLink):
         if self._lane is not None:
             self._lane.close()
             self._lane = None
+            if self._alive:
+                self.connect()
 
     def _watch(self, wanted: dict[int, int]) -> None:
         for fd in self._polled.keys() - wanted.keys():
@@ -154,9 +165,15 @@ class LaneLink(ZmqLink):
         return f"<LaneLink {'alive' if self._alive else 'lost'}, {how}>"
 
 
-def make_link(session: FdChannel, endpoint: str, *, lane: bool) -> ZmqLink:
-    """The link of a session, with a lane and an arena where the daemon takes them."""
-    if lane:
-        with suppress(TransferError):  # no memory for it: everything travels in its message
-            return LaneLink(session, endpoint, TokenArena())
+def make_arena(*, warm: bool = True) -> TokenArena | None:
+    """An arena; None where there is no memory for it: everything travels in its message then."""
+    with suppress(TransferError):
+        return TokenArena(warm=warm)
+    return None
+
+
+def make_link(session: FdChannel, endpoint: str, arena: TokenArena | None) -> ZmqLink:
+    """The link of a session; with an arena, which it takes over, a lane is opened."""
+    if arena is not None:
+        return LaneLink(session, endpoint, arena)
     return ZmqLink(session, endpoint)

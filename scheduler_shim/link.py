@@ -58,11 +58,26 @@ def monotonic_us() -> int:
 class ZmqLink:
     """A DEALER for frames, and the session socket for liveness."""
 
-    def __init__(self, session: FdChannel, endpoint: str) -> None:
-        """Take over the session; connects without waiting."""
+    _context: zmq.Context[zmq.Socket[bytes]]
+    _dealer: zmq.Socket[bytes]
+    _poller: zmq.Poller
+
+    def __init__(self, session: FdChannel, endpoint: str, *, later: bool = False) -> None:
+        """Take over the session; connects without waiting, now or when `connect` is called."""
         self._session = session
         self._session_fd = session.fileno()
+        self._endpoint = endpoint
         self._alive = True
+        self._extra: Sequence[int] = ()
+        self._connected = False
+        if not later:
+            self.connect()
+
+    def connect(self) -> None:
+        """Make the DEALER, whose context has two threads. Repeatable."""
+        if self._connected:
+            return
+        self._connected = True
         self._context = zmq.Context(io_threads=1)
         self._dealer = self._context.socket(zmq.DEALER)
         # Nothing is queued for a daemon that is not there, nothing lingers at the end, and a full
@@ -72,11 +87,11 @@ class ZmqLink:
         self._dealer.setsockopt(zmq.SNDHWM, UNACKED_MESSAGES_MAX)
         self._dealer.setsockopt(zmq.RCVHWM, UNACKED_MESSAGES_MAX)
         self._dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        self._dealer.connect(endpoint)
+        self._dealer.connect(self._endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
-        self._poller.register(self._session_fd, zmq.POLLIN)
-        self._extra: Sequence[int] = ()
+        if self._alive:
+            self._poller.register(self._session_fd, zmq.POLLIN)
 
     def send(self, frame: bytes) -> bool:
         """Send a frame if the pipe takes it."""
@@ -123,8 +138,9 @@ class ZmqLink:
         self._alive = False
         if not self._session.closed:
             self._session.close()
-            self._dealer.close(linger=0)
-            self._context.term()
+            if self._connected:
+                self._dealer.close(linger=0)
+                self._context.term()
 
     def _read_session(self) -> None:
         try:
@@ -132,7 +148,8 @@ class ZmqLink:
                 close_fds(fds)  # nothing is said on a session after its registration
         except (TreecoredError, OSError):
             self._alive = False
-            self._poller.unregister(self._session_fd)  # it would be readable for ever
+            if self._connected:
+                self._poller.unregister(self._session_fd)  # it would be readable for ever
 
     def __repr__(self) -> str:
         return f"<ZmqLink {'alive' if self._alive else 'lost'}>"

@@ -7,7 +7,7 @@ out a page before the word of its span has moved on, and it never talks to anybo
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from directory.core import limits
 from directory.core.actions import Totals
@@ -17,7 +17,15 @@ from directory.core.invariants import tree_violations
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from directory.core.place import PoolState
-from directory.core.pool import InsertOutcome, evict_pages, flush_pages, insert_pages, match_own
+from directory.core.pool import (
+    InsertOutcome,
+    OwnMatch,
+    evict_pages,
+    flush_pages,
+    insert_pages,
+    match_path,
+    use_path,
+)
 from directory.core.tree import Tree
 from scheduler_shim.spans import SpanTable
 
@@ -26,11 +34,16 @@ PLACE = 1
 
 
 class OwnHit(NamedTuple):
-    """The pool's part of a path: its deepest node (None: nothing), packed pages, their count."""
+    """The pool's part of a path: its deepest node (None: nothing), packed pages, their count, and
+    the namespace's version."""
 
     node: Node | None
     pages: bytes
     page_count: int
+    version: int = 0
+
+
+NOTHING: Final = OwnHit(None, b"", 0)
 
 
 class Change(NamedTuple):
@@ -78,13 +91,28 @@ class Mirror:
         self.pool.word = spans.word(0)
         self._tree.places[PLACE] = self.pool
 
-    def match(self, key: NamespaceKey, tokens: bytes) -> OwnHit:
-        """Return the longest prefix of whole pages that the pool holds, and mark it used."""
+    def match(self, key: NamespaceKey, tokens: bytes, before: OwnHit | None = None) -> OwnHit:
+        """Return the longest prefix of whole pages that the pool holds, and mark it used.
+
+        `before`: what the same tokens had when they were matched the last time. As long as its node
+        is there, so is its path: only what comes after it is looked up, and where nothing of the
+        namespace has changed nothing is.
+        """
+        if before is not None and before.node is not None and self.holds(before.node):
+            node = before.node
+            if node.space.version == before.version:
+                use_path(self._tree, self.pool, node)
+                return before
+        else:
+            before = None
         space = self._tree.find_space(self._fingerprint, key)
         if space is None:
-            return OwnHit(None, b"", 0)
-        node, pages, count = match_own(self._tree, self.pool, space, self._tree.walk(space, tokens))
-        return OwnHit(node if count else None, pages, count)
+            return NOTHING
+        known = OwnMatch(before.node, before.pages, 0, []) if before and before.node else None
+        hit = match_path(self._tree, self.pool, space, tokens, after=known)
+        if not hit.page_count:
+            return NOTHING
+        return OwnHit(hit.node, hit.pages, hit.page_count, hit.node.space.version)
 
     def holds(self, node: Node) -> bool:
         """Whether a node that was matched is still there; then its path ends where it did."""

@@ -17,7 +17,7 @@ from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
-from scheduler_shim.mirror import GivenUpPages, Mirror
+from scheduler_shim.mirror import GivenUpPages, Mirror, OwnHit
 from scheduler_shim.republish import Republisher
 from scheduler_shim.request import Request
 
@@ -41,11 +41,12 @@ class Published(NamedTuple):
 
 class Found(NamedTuple):
     """What the own pool has of a path, protected by nobody: packed pages and the last node, by
-    itself (mirrored) or by its number (thin)."""
+    itself (mirrored, with all that was found) or by its number (thin)."""
 
     pages: bytes
     node: Node | None = None
     node_id: NodeId = 0
+    hit: OwnHit | None = None
 
 
 class OwnTree(Protocol):
@@ -57,10 +58,11 @@ class OwnTree(Protocol):
 
     mode: Mode
 
-    def find(self, key: NamespaceKey, tokens: bytes) -> Found:
+    def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:
         """The longest prefix of whole pages that the pool holds, marked used and not protected.
 
-        Nothing where no answer came: a miss is always right.
+        `before`: what these very tokens had the last time; the same object where they have the same
+        now. Nothing where no answer came: a miss is always right.
         """
         ...
 
@@ -94,6 +96,10 @@ class OwnTree(Protocol):
 
     def release(self, request: Request) -> None:
         """Let go of what protects the request's row, and of its lease."""
+        ...
+
+    def new_tick(self) -> None:
+        """A tick of the scheduler begins."""
         ...
 
     @property
@@ -133,10 +139,12 @@ class MirroredTree:
         request.row = row
         request.tree_pages = request.hit_pages = hit.page_count
 
-    def find(self, key: NamespaceKey, tokens: bytes) -> Found:
-        """Look it up."""
-        hit = self.mirror.match(key, tokens)
-        return Found(hit.pages, hit.node)
+    def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:
+        """Look it up, or only what is new of it."""
+        hit = self.mirror.match(key, tokens, before.hit if before is not None else None)
+        if before is not None and hit is before.hit:
+            return before
+        return Found(hit.pages, hit.node, hit=hit)
 
     def touch(self, key: NamespaceKey, tokens: bytes) -> None:
         """A look-up does it."""
@@ -203,6 +211,9 @@ class MirroredTree:
         if request.receipt != NO_LEASE and self.client is not None:
             self.client.report(Unlock(request.receipt))
         request.receipt = NO_LEASE
+
+    def new_tick(self) -> None:
+        """Nothing depends on it here."""
 
     def _protect(self, request: Request, node: Node | None) -> None:
         """Move a request's lock; the new one is taken before the old one is let go."""

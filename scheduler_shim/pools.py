@@ -20,6 +20,7 @@ from directory.core.limits import FDS_PER_FRAME_MAX
 from directory.core.namespace import Fingerprint
 from directory.core.tokens import unpack_pages
 from scheduler_shim.content import ChunkView
+from scheduler_shim.staging import SharedSlab, Staging
 from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable, WordTable
 from transfer.layout import PoolLayout, mha_layer_first, mla
@@ -114,6 +115,21 @@ class Pool(Protocol):
         may be reached later, when the streams get there."""
         ...
 
+    def begin_staging(self, below_bytes: int) -> bool:
+        """Before a registration: whether it offers a staging slab, which it does where chunks are
+        smaller than so many bytes and the pool has one. Layout, handles and `fds` have it then."""
+        ...
+
+    @property
+    def stage_requests(self) -> int:
+        """So many times movers had pages packed or unpacked."""
+        ...
+
+    def settle(self) -> None:
+        """Return once everything is done that movers have asked this process for until now: only
+        then may targets of a restore that was lost be used for something else."""
+        ...
+
     def close(self) -> None:
         """Give everything back. Repeatable."""
         ...
@@ -168,8 +184,10 @@ class SharedPool:
         bytes_per_token: int,
         layers: int = 2,
         landings: int = 0,
+        staging_bytes: int = 0,
     ) -> None:
-        """`landings`: so many loads may land layer by layer at the same time."""
+        """`landings`: so many loads may land layer by layer at the same time; `staging_bytes`: of
+        a staging slab (0: none)."""
         self.layout = choose_layout(
             page_size=page_size,
             page_count=page_count,
@@ -183,6 +201,11 @@ class SharedPool:
         ]
         self.timelines = TimelineTable.create(self._ipc, "treecored-timelines", landings=landings)
         self.words = WordTable.create(self._ipc, "treecored-words", page_count + 1)
+        self.staging: Staging | None = None
+        self._staged = False  # in the present registration
+        if staging_bytes:
+            slab = SharedSlab(self._ipc, self.layout, self._mappings, staging_bytes)
+            self.staging = Staging(self.layout, slab)
 
     @property
     def page_size(self) -> int:
@@ -215,18 +238,29 @@ class SharedPool:
         return False
 
     @property
+    def table_fds(self) -> list[int]:
+        """Descriptors of timelines and words."""
+        return [self.timelines.fd, self.words.fd]
+
+    @property
     def fds(self) -> list[int]:
-        """Descriptors of a registration in order: allocations, timelines, words."""
-        return [*(mapping.fd for mapping in self._mappings), self.timelines.fd, self.words.fd]
+        """Descriptors of a registration in order: allocations, tables, what staging needs."""
+        pool, tables, staging = (m.fd for m in self._mappings), self.table_fds, self._offered
+        if staging is None:
+            return [*pool, *tables]
+        return [*pool, *staging.slab_fds, *tables, *staging.fds]
 
     def packed_layout(self) -> bytes:
         """The layout as it stands in a registration."""
-        return msgspec.msgpack.encode(self.layout)
+        staging = self._offered
+        return msgspec.msgpack.encode(self.layout if staging is None else staging.layout)
 
     def packed_handles(self) -> bytes:
         """The memory handles as they stand in a registration, one an allocation."""
-        handles = tuple(self._ipc.export(mapping)[0] for mapping in self._mappings)
-        return msgspec.msgpack.encode(handles)
+        handles = [self._ipc.export(mapping)[0] for mapping in self._mappings]
+        if self._offered is not None:
+            handles.append(self._offered.handle)
+        return msgspec.msgpack.encode(tuple(handles))
 
     def packed_sync(self) -> bytes:
         """The timelines say it all."""
@@ -263,8 +297,32 @@ class SharedPool:
         self.timelines.write(CURRENT, current + 1)
         return forward + 1, current + 1
 
+    @property
+    def _offered(self) -> Staging | None:
+        return self.staging if self._staged else None
+
+    def begin_staging(self, below_bytes: int) -> bool:
+        """Make a ring for the registration that follows, where there are a slab and small chunks;
+        whatever served the last one is over."""
+        staging = self.staging
+        if staging is not None:
+            self._staged = staging.begin(below_bytes)
+        return self._staged
+
+    @property
+    def stage_requests(self) -> int:
+        """So many times movers had pages packed or unpacked."""
+        return self.staging.requests if self.staging is not None else 0
+
+    def settle(self) -> None:
+        """Wait for the stager."""
+        if self.staging is not None:
+            self.staging.settle()
+
     def close(self) -> None:
         """Unmap everything here. Repeatable."""
+        if self.staging is not None:
+            self.staging.close()
         self.timelines.close()
         self.words.close()
         while self._mappings:

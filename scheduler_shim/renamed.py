@@ -23,13 +23,20 @@ class RenamedPool(SharedPool):
     """A `SharedPool` whose page lists are names."""
 
     def __init__(
-        self, *, page_size: int, page_count: int, bytes_per_token: int, layers: int = 2
+        self,
+        *,
+        page_size: int,
+        page_count: int,
+        bytes_per_token: int,
+        layers: int = 2,
+        staging_bytes: int = 0,
     ) -> None:
         super().__init__(
             page_size=page_size,
             page_count=page_count,
             bytes_per_token=bytes_per_token,
             layers=layers,
+            staging_bytes=staging_bytes,
         )
         self.page_table = PageTable.create(SharedMemoryIPC(), "treecored-pages", page_count)
         for name in range(page_count):
@@ -41,9 +48,9 @@ class RenamedPool(SharedPool):
         return True
 
     @property
-    def fds(self) -> list[int]:
-        """Descriptors of a registration in order: allocations, timelines, words, page table."""
-        return [*super().fds, self.page_table.fd]
+    def table_fds(self) -> list[int]:
+        """Descriptors of timelines, words and page table."""
+        return [*super().table_fds, self.page_table.fd]
 
     def make_allocator(self) -> Allocator:
         """An allocator of names, each with a page of its own while it is not free."""

@@ -7,6 +7,7 @@ it is at that moment, its word included. It must never speak of a span that was 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -21,7 +22,7 @@ from scheduler_shim.mirror import PLACE, Mirror
 SPANS_PER_BATCH_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1 << 20
 """A batch ends with the report that brings its tokens and pages to so many bytes."""
-BATCH_US_MIN: Final = 400
+BATCH_US_MIN: Final = 100
 BATCH_US_MAX: Final = 2_000
 BATCH_SHARE: Final = 10
 """A batch takes one part in so many of the time since the last one, within the limits above: a
@@ -40,12 +41,19 @@ class Republisher:
         self.mirror = mirror
         self.client = client
         self.thin = thin
-        self._unsaid: dict[int, None] = dict.fromkeys(mirror.pool.spans)
+        # Copying them is all that depends on their number at first, within a step of a scheduler.
+        # Python's collector does not walk over an array, as it would over a list.
+        self._order = array("I", mirror.pool.spans)
+        self._next = 0
+        """Slots from there on are said in this order; what is said or gone already is passed over.
+        """
+        self._said: set[int] = set()
         self._owed = 0
         self._asked: dict[int, int] = {}
         """Thin: reports without an answer, and how many pages must be new to the daemon."""
         self.spans_said = 0
         self._last_us = client.now_us()
+        self._spare_us = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -59,7 +67,7 @@ class Republisher:
     @property
     def done(self) -> bool:
         """Whether the daemon knows all."""
-        return not self._unsaid and not self._asked
+        return not self._left and not self._asked
 
     def batch(self) -> None:
         """Say a bounded number of spans for a bounded time, and beyond both as many as have come
@@ -67,11 +75,12 @@ class Republisher:
         if self.client.lost or self.client.open_count >= OPEN_MAX:
             return
         began_us = self.client.now_us()
-        spare_us = (began_us - self._last_us) // BATCH_SHARE
+        before_us, self._spare_us = self._spare_us, (began_us - self._last_us) // BATCH_SHARE
+        spare_us = min(before_us, self._spare_us)  # one long wait is none of its habits
         until_us = began_us + min(max(BATCH_US_MIN, spare_us), BATCH_US_MAX)
         spans, self._owed = SPANS_PER_BATCH_MAX + self._owed, 0
         nbytes = 0
-        while self._unsaid and spans > 0:
+        while spans > 0 and self._left:
             for report in self._next_path(spans):
                 self._say(report)
                 nbytes += len(report.tokens) + len(report.pages)
@@ -81,7 +90,8 @@ class Republisher:
                     spans = 0
                 if not spans:
                     break
-        if self._asked and not self._unsaid and len(self._asked) <= LAST_MAX:
+        self.client.send_held()
+        if self._asked and not self._left and len(self._asked) <= LAST_MAX:
             # One round trip for the last ones: while it passes, nothing new can come.
             self.finish()
         self._last_us = self.client.now_us()
@@ -89,8 +99,8 @@ class Republisher:
     def finish(self) -> bool:
         """Say everything now; False when the daemon was lost over it."""
         while not self.done and not self.client.lost:
-            self._owed = len(self._unsaid)
-            if self._unsaid:
+            self._owed = self._left
+            if self._left:
                 self.batch()
             if self.client.open_count:
                 self.client.wait(limits.RESEND_AFTER_MS * 1_000)
@@ -113,7 +123,7 @@ class Republisher:
     def on_insert(self, report: Insert) -> None:
         """A path was inserted into the mirror; a span without new pages has number 0."""
         if report.span:
-            self._unsaid[report.span] = None
+            self._order.append(report.span)
             self._owed += 1
 
     def on_given_up(self, reports: Iterable[Evicted | Flush]) -> None:
@@ -121,29 +131,39 @@ class Republisher:
         gone: set[int] = set()
         for report in reports:
             if isinstance(report, Flush):
-                self._unsaid.clear()
+                self._next = len(self._order)
+                self._said.clear()
                 self.client.report(report)
                 continue
             said = Evicted(
-                tuple(run for run in report.runs if run[0] not in self._unsaid),
-                tuple(word for word in report.words if word[0] not in self._unsaid),
+                tuple(run for run in report.runs if run[0] in self._said),
+                tuple(word for word in report.words if word[0] in self._said),
             )
             gone.update(slot for slot, _ in report.words if slot not in self.mirror.pool.spans)
             if said.runs:
                 self.client.report(said)
-        # Only now: a span that was never said may have pages in several of the reports.
-        for slot in gone:
-            self._unsaid.pop(slot, None)
+        # Only now: a span may have pages in several of the reports.
+        self._said -= gone
 
     # Private.
+
+    @property
+    def _left(self) -> int:
+        """At most so many spans are to be said; 0: none is."""
+        order, spans = self._order, self.mirror.pool.spans
+        while self._next < len(order):
+            if order[self._next] not in self._said and order[self._next] in spans:
+                break
+            self._next += 1
+        return len(order) - self._next
 
     def _next_path(self, most: int) -> Iterator[Insert]:
         """Reports of the unsaid spans on the path to one of them, from the root on. What is taken
         from here has to be said before anything else changes."""
-        target = self.mirror.pool.spans[next(iter(self._unsaid))].parts[-1]
+        target = self.mirror.pool.spans[self._order[self._next]].parts[-1]
         path = target.path()
         runs = [run.span for node in path for run in node.places[PLACE].runs]
-        slots = [slot for slot in dict.fromkeys(runs) if slot in self._unsaid]
+        slots = [slot for slot in dict.fromkeys(runs) if slot not in self._said]
         last, tokens, pages = None, b"", b""
         for slot in slots[:most]:
             ends = self.mirror.pool.spans[slot].parts[-1]
@@ -182,12 +202,13 @@ class Republisher:
         )
 
     def _say(self, report: Insert) -> None:
-        del self._unsaid[report.span]
+        self._said.add(report.span)
         self.spans_said += 1
         if self.thin:
             self._asked[self.client.ask(report)] = self._pages_here(report.span)
         else:
-            self.client.report(report)
+            # The daemon is woken once a batch: where cores are few it takes the scheduler's.
+            self.client.report(report, hold=True)
 
     def _call(self, body: Flush) -> object:
         try:
@@ -196,7 +217,7 @@ class Republisher:
             return error
 
     def __repr__(self) -> str:
-        return f"<Republisher {self.spans_said} spans said, {len(self._unsaid)} to say>"
+        return f"<Republisher {self.spans_said} spans said, {self._left} to say>"
 
 
 def _pages_behind(node: Node, slot: int) -> int:

@@ -116,7 +116,8 @@ class Room:
         self._quarantined.extend(pages)
 
     def release_quarantine(self) -> int:
-        """Nobody writes into quarantined pages any more; returns how many are free again."""
+        """No mover writes into quarantined pages any more; returns how many are free again."""
+        self._pool.settle()  # nor does this process, for a mover that is dead
         self.on_quiet()
         pages, self._quarantined = self._quarantined, array("I")
         return self.free(pages)

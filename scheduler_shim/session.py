@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from directory.core.errors import ProtocolError, TreecoredError, error_classes
 from directory.core.events import Mode
 from directory.core.ids import PoolId
@@ -78,7 +80,8 @@ def register(
         message = register_message(
             pool, instance=instance, mode=mode, world_size=world_size, rank=rank
         )
-        answer = _ask(channel, encode(message), pool.fds, deadline_s)
+        message, fds = answer_welcome(message, pool, welcome)
+        answer = _ask(channel, encode(message), fds, deadline_s)
         if not isinstance(answer, Registered):
             raise ProtocolError(f"the daemon answered Register with {type(answer).__name__}")
     except BaseException:
@@ -119,6 +122,15 @@ def register_message(
         pool.packed_sync(),
         pool.named,
     )
+
+
+def answer_welcome(message: Register, pool: Pool, welcome: Welcome) -> tuple[Register, list[int]]:
+    """What is said to a daemon that has welcomed: the registration and its descriptors, with a
+    staging slab where the daemon stages and the pool has one."""
+    if not pool.begin_staging(welcome.staging_below):
+        return message, pool.fds
+    layout, handles = pool.packed_layout(), pool.packed_handles()
+    return replace(message, layout=layout, handles=handles, staging=True), pool.fds
 
 
 def raise_refusal(code: str, message: str) -> None:

@@ -76,6 +76,11 @@ class Speaker(ABC):
             raise DaemonAbsent(f"{self.lost}; is the daemon still running?")
         return self._attached
 
+    def send_held(self) -> None:
+        """Send what was held, if anything was."""
+        if self._lane is not None and not self.lost:
+            self._lane.send_held()
+
     @abstractmethod
     def lose(self, reason: str) -> None:
         """Give the daemon up."""

@@ -31,8 +31,9 @@ class ThinTree:
         self._client = client
         self._totals = Totals()
         self._stale = True  # leases were released since the totals were told
+        self._in_vain = False  # in this tick they were asked for, and no answer came
 
-    def find(self, key: NamespaceKey, tokens: bytes) -> Found:
+    def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:  # noqa: ARG002 - the daemon knows
         """Ask, without a lease."""
         reply = self._call(Match("find", 0, key, tokens, acquire=False)) if tokens else None
         if not isinstance(reply, Matched):
@@ -156,6 +157,10 @@ class ThinTree:
         self._tell(reply.totals)
         return reply.pages, bool(reply.pages) and reply.totals.evictable > 0
 
+    def new_tick(self) -> None:
+        """What was asked in vain may be asked again."""
+        self._in_vain = False
+
     def _tell(self, totals: Totals) -> None:
         self._totals, self._stale = totals, False
 
@@ -180,11 +185,15 @@ class ThinTree:
     @property
     def totals(self) -> Totals:
         """As the newest answer told them. What was released since is asked for once more; without
-        an answer it still counts as protected. The sum is this side's own and always exact."""
-        if self._stale:
+        an answer it still counts as protected, for the rest of this tick: SGLang reads one of both
+        numbers, then the other, and ends an engine where they do not add up. The sum is this
+        side's own and always exact."""
+        if self._stale and not self._in_vain:
             reply = self._call(Match("totals", 0, NamespaceKey(), b"", acquire=False))
             if isinstance(reply, Matched):
                 self._tell(reply.totals)
+            else:
+                self._in_vain = True
         protected = min(self._totals.protected, self.pages)
         return Totals(self.pages - protected, protected)
 

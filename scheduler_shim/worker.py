@@ -147,6 +147,7 @@ class Worker:
                 page_count=configure.page_count,
                 bytes_per_token=configure.bytes_per_token,
                 layers=configure.layers,
+                staging_bytes=configure.staging_bytes,
             )
         except TreecoredError as error:
             self._say(Configured(False, detail=str(error)))
@@ -208,6 +209,8 @@ class Worker:
             return Summary("", "", (), {}, {}, ("this worker was not configured",))
         violations = scheduler.check() if check else list(scheduler.problems)
         counters = dict(scheduler.counters)
+        if self._pool is not None:
+            counters["stage_requests"] = self._pool.stage_requests
         rtt: tuple[float, ...] = ()
         daemon: dict[str, int] = {}
         client = scheduler.client

@@ -16,7 +16,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     `private`: a cache salt of the instance's own, so that nothing is shared.
     `concurrency`: requests that the scheduler may have in progress at once. `settle`: a request
     counts as finished only when the daemon has carried out everything it reported (strict order).
-    `named`: the pool speaks of its pages by name, as a GPU's scheduler does.
+    `named`: the pool speaks of its pages by name, as a GPU's scheduler does. `staging_bytes`: of
+    a staging slab (0: none).
     """
 
     instance: str
@@ -31,6 +32,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     token_seed: int = 0
     settle: bool = False
     named: bool = False
+    staging_bytes: int = 0
 
 
 class Configured(msgspec.Struct, frozen=True, tag="configured"):

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from directory.cli.chaos_fault import DAEMON, MOVER, Fault, mover_of
+from directory.cli.chaos_fault import DAEMON, MOVER, NOTHING, RETURN, Fault, mover_of
+from directory.cli.chaos_fleet import Look
 from directory.cli.processes import DriverError
 from directory.core.errors import InstanceLive, TreecoredError
-from directory.protocol.admin import AdminReport
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.worker_messages import Cut
@@ -44,9 +44,14 @@ class SchedulerKill(Fault):
         self.fleet.begin(self.target)
         self.ask(lost)
 
-    def recovered(self, report: AdminReport) -> bool:
+    def ready(self, look: Look | None) -> bool:
+        """It may be killed while the daemon is away, too."""
+        self.before = look
+        return self.target.configured
+
+    def recovered(self, look: Look) -> bool:
         """A new generation is registered (after another daemon's start they begin at 1)."""
-        return self.target.configured and self.generation(report) > 0
+        return self.target.configured and self.generation(look) > 0
 
 
 class SchedulerStop(Fault):
@@ -54,24 +59,36 @@ class SchedulerStop(Fault):
 
     kind, does = "scheduler-stop", "SIGSTOP of a scheduler, then SIGCONT"
     on_scheduler = True
-    claims = frozenset({DAEMON})  # only then a lost registration is the stop's fault
+    away = 0
+
+    def ready(self, look: Look | None) -> bool:
+        """It may be stopped while the daemon is away, too."""
+        self.before = look
+        return self.target.configured
 
     def begin(self, now_s: float) -> None:
         """Stop it."""
+        self.away = self.fleet.away
         os.kill(self.target.pid, signal.SIGSTOP)
         self.due_s = now_s + self.chance.uniform(*STOP_S)
 
     def step(self, now_s: float) -> bool:
-        """Let it go on; it must have kept its registration."""
+        """Let it go on; it must have kept the registration that it had, unless the daemon itself
+        was away meanwhile."""
         if now_s < self.due_s:
             return False
-        report = self.fleet.report()
-        if report is None:
+        had = 0 if self.away != self.fleet.away else self.generation(self.before)
+        look = self.fleet.look() if had else None
+        if had and look is None:
             return False  # it is busy: look again
         os.kill(self.target.pid, signal.SIGCONT)
-        if self.generation(report) != self.generation(self.before):
+        if had and self.generation(look) != had:
             raise DriverError(f"{self.target.name} was reaped while it was stopped")
         return True
+
+    def recovered(self, look: Look) -> bool:
+        """It is registered."""
+        return self.generation(look) > 0
 
 
 class SchedulerTwin(Fault):
@@ -79,7 +96,7 @@ class SchedulerTwin(Fault):
 
     kind, does = "scheduler-twin", "a second process registers under a living scheduler's name"
     on_scheduler = True
-    claims = frozenset({DAEMON})
+    keeps = frozenset({DAEMON})
 
     def begin(self, now_s: float) -> None:
         """Come with its name; to be refused is the only right answer."""
@@ -97,9 +114,9 @@ class SchedulerTwin(Fault):
             pool.close()
         raise DriverError(f"a twin of {self.target.name} was let in")
 
-    def recovered(self, report: AdminReport) -> bool:
+    def recovered(self, look: Look) -> bool:
         """The first one has kept its registration."""
-        return self.generation(report) == self.generation(self.before)
+        return self.generation(look) == self.generation(self.before)
 
 
 class SessionCut(Fault):
@@ -107,19 +124,19 @@ class SessionCut(Fault):
 
     kind, does = "session-cut", "a scheduler's session socket is closed under it"
     on_scheduler = True
-    claims = frozenset({DAEMON})
+    keeps = frozenset({DAEMON})
 
     def begin(self, now_s: float) -> None:
         """Cut it."""
         self.due_s = now_s
         self._cut()
 
-    def recovered(self, report: AdminReport) -> bool:
+    def recovered(self, look: Look) -> bool:
         """It has registered again, as the next generation."""
-        if self.generation(report) == self.generation(self.before):
+        if self.generation(look) == self.generation(self.before):
             self._cut()  # it was on its way back from an earlier loss, and had none to cut
             return False
-        return self.generation(report) > self.generation(self.before)
+        return self.generation(look) > self.generation(self.before)
 
     def _cut(self) -> None:
         assert self.target.worker is not None
@@ -127,24 +144,30 @@ class SessionCut(Fault):
 
 
 class _DaemonFault(Fault):
-    """The daemon ends and is started again: all schedulers must come back."""
+    """The daemon ends and is started again: all schedulers must come back. Once it serves, faults
+    of schedulers and of its mover may hit those who are back already, and others of the daemon hit
+    it while it hears what the pools hold; after a SIGKILL all must be back before the next one. Its
+    mover may stand still or be slow when it happens."""
 
-    claims = frozenset({DAEMON, MOVER})
+    claims = frozenset({DAEMON})
+    until_whole = False
 
-    def recovered(self, report: AdminReport) -> bool:
+    def recovered(self, look: Look) -> bool:
         """Every scheduler that is up is registered."""
-        live = {pool.instance for pool in report.pools if pool.phase == "live"}
+        live = {pool.instance for pool in look.pools if pool.phase == "live"}
         wanted = {each.name for each in self.fleet.schedulers if each.configured}
-        return mover_of(report) > 0 and wanted <= live
+        return mover_of(look) > 0 and wanted <= live
 
 
 class DaemonKill(_DaemonFault):
     """Its mover must die with it; the host tier stays."""
 
     kind, does = "daemon-kill", "SIGKILL of the daemon; it is started on its old host tier"
+    claims = frozenset({DAEMON, RETURN})
 
     def begin(self, now_s: float) -> None:
         """Kill; start after a while."""
+        self.fleet.away += 1
         self.fleet.daemon.kill()
         self.due_s = now_s + self.chance.uniform(0.0, 1.0)
 
@@ -161,9 +184,11 @@ class DaemonRestart(DaemonKill):
     """An upgrade."""
 
     kind, does = "daemon-restart", "SIGTERM of the daemon, and the next one on the same host tier"
+    claims = frozenset({DAEMON, MOVER})  # it would wait for a mover that stands still
 
     def begin(self, now_s: float) -> None:
         """End it in order."""
+        self.fleet.away += 1
         self.fleet.daemon.stop()
         self.due_s = now_s
 
@@ -175,6 +200,8 @@ class DaemonStop(_DaemonFault):
 
     def begin(self, now_s: float) -> None:
         """Stop it."""
+        self.fleet.away += 1
+        self.fleet.stopped = True
         self.fleet.daemon.signal(signal.SIGSTOP)
         self.due_s = now_s + self.chance.uniform(*STOP_S)
 
@@ -183,6 +210,7 @@ class DaemonStop(_DaemonFault):
         if now_s < self.due_s:
             return False
         self.fleet.daemon.signal(signal.SIGCONT)
+        self.fleet.stopped = False
         return True
 
 
@@ -210,7 +238,8 @@ class JournalFull(Fault):
     """The daemon cannot write its files: no room, as it looks to it (limit of file sizes)."""
 
     kind, does = "journal-full", "every write of the daemon to a file fails for a while"
-    claims = frozenset({DAEMON, MOVER})
+    claims = frozenset({MOVER})  # one that is started meanwhile would inherit the limit
+    keeps = frozenset({DAEMON})
 
     def begin(self, now_s: float) -> None:
         """Let nothing grow."""
@@ -237,7 +266,7 @@ class PageDamage(Fault):
     """Host pages are compared with their checksums before they count, so none of these does."""
 
     kind, does = "page-damage", "bits of valid pages of the host tier are flipped as it runs"
-    claims = frozenset({DAEMON, MOVER})
+    keeps = frozenset({DAEMON})
 
     def begin(self, now_s: float) -> None:
         """Flip a bit in some pages that nobody is writing: their slots are valid."""
@@ -260,7 +289,8 @@ class PageDamage(Fault):
 class _MoverFault(Fault):
     """The mover is hit: its copies are lost, a successor serves."""
 
-    claims = frozenset({DAEMON, MOVER})
+    claims = frozenset({MOVER})
+    keeps = frozenset({DAEMON})
     pidfd = -1
 
     def hit(self, number: signal.Signals) -> None:
@@ -268,9 +298,9 @@ class _MoverFault(Fault):
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def ready(self) -> bool:
+    def ready(self, look: Look | None) -> bool:
         """There must be a mover."""
-        if not super().ready() or self.before is None:
+        if not super().ready(look) or self.before is None:
             return False
         try:
             self.pidfd = os.pidfd_open(mover_of(self.before))
@@ -278,9 +308,9 @@ class _MoverFault(Fault):
             return False
         return True
 
-    def recovered(self, report: AdminReport) -> bool:
+    def recovered(self, look: Look) -> bool:
         """A mover serves."""
-        if not super().recovered(report):
+        if not super().recovered(look):
             return False
         os.close(self.pidfd)
         return True
@@ -296,18 +326,19 @@ class MoverKill(_MoverFault):
         self.due_s = now_s
         self.hit(signal.SIGKILL)
 
-    def recovered(self, report: AdminReport) -> bool:
+    def recovered(self, look: Look) -> bool:
         """Another one has done a copy."""
         assert self.before is not None
-        done = [each.counters.get("daemon_copies_ok", 0) for each in (self.before, report)]
-        another = mover_of(report) != mover_of(self.before)
-        return another and done[0] < done[1] and super().recovered(report)
+        done = [each.counters.get("daemon_copies_ok", 0) for each in (self.before, look)]
+        another = mover_of(look) != mover_of(self.before)
+        return another and done[0] < done[1] and super().recovered(look)
 
 
 class MoverStop(_MoverFault):
     """With copies to do it is replaced; without it is simply slow to wake."""
 
     kind, does = "mover-stop", "SIGSTOP of the mover; replaced if it has work, else SIGCONT"
+    keeps = NOTHING
 
     def begin(self, now_s: float) -> None:
         """Stop it."""
@@ -326,6 +357,7 @@ class MoverSlow(_MoverFault):
     """Copies take long and none is lost."""
 
     kind, does = "mover-slow", "SIGSTOP and SIGCONT of the mover in turn: copies are slow"
+    keeps = NOTHING
     steps = 0
 
     def begin(self, now_s: float) -> None:

@@ -24,17 +24,18 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from directory.cli.asking import NoAnswer
+from directory.cli.asking import Asking, NoAnswer
 from directory.cli.check import ask
 from directory.cli.processes import DriverError, Worker, reap, spawn
 from directory.cli.served import ServedDaemon
 from directory.cli.signals import EndingSignals
-from directory.protocol.admin import AdminReport
+from directory.protocol.admin import AdminReport, AdminStats, PoolReport, StatsReport
 from scheduler_shim.worker_messages import Configure, Configured, FromWorker, Prompt, Quit
 from transfer.checksum import available
 from transfer.ipc.channel import FdChannel
 
 REPORT_DEADLINE_S: Final = 2.0
+WALK_DEADLINE_S: Final = 10.0
 UNSENT_POLL_MS: Final = 5
 SHM_MARKS: Final = ("/memfd:treecored", "/dev/shm/treecored")
 SIZES_VARY: Final = ("log.", "tier.lock", "owner")
@@ -50,6 +51,27 @@ class Held(NamedTuple):
     nbytes: int
     descriptors: dict[str, int]
     kinds: dict[str, list[str]]
+
+    def least(self, other: Held) -> Held:
+        """The memory of the later sample, and of each process the sample with fewer descriptors."""
+        fewer = {
+            role: self if count <= other.descriptors[role] else other
+            for role, count in self.descriptors.items()
+        }
+        return Held(
+            other.objects,
+            other.nbytes,
+            {role: held.descriptors[role] for role, held in fewer.items()},
+            {role: held.kinds[role] for role, held in fewer.items()},
+        )
+
+
+class Look(NamedTuple):
+    """What the daemon says of itself without walking its state: counters and gauges by name, and
+    its registrations."""
+
+    counters: dict[str, int]
+    pools: tuple[PoolReport, ...]
 
 
 class Scheduler:
@@ -90,6 +112,10 @@ class Fleet:
             host_bytes=host_bytes,
             segment_bytes=segment_bytes,
         )
+        self.away = 0
+        """How often the daemon was ended or stopped."""
+        self.stopped = False
+        """Whether the daemon stands still now: nobody waits for its word."""
         self.page_bytes = configures[0].page_size * configures[0].bytes_per_token
         self.schedulers = [Scheduler(n, configure) for n, configure in enumerate(configures)]
         self._poller = select.poll()
@@ -177,12 +203,23 @@ class Fleet:
 
     # Facts.
 
-    def report(self) -> AdminReport | None:
-        """The daemon's account of itself, every invariant walked; None when it does not answer."""
-        if not self.daemon.pid or not self.daemon.ready():
+    def look(self) -> Look | None:
+        """What the daemon says of itself; None when it does not answer."""
+        if self.stopped or not self.daemon.pid or not self.daemon.ready():
             return None
         try:
-            return ask(self.daemon.runtime_dir, REPORT_DEADLINE_S)
+            with Asking(self.daemon.runtime_dir, REPORT_DEADLINE_S, "treecored chaos") as asking:
+                report = asking.ask(AdminStats(), StatsReport)
+        except NoAnswer:
+            return None
+        return Look({**report.counters, **report.gauges}, report.pools)
+
+    def report(self) -> AdminReport | None:
+        """The same, every invariant walked: the daemon answers nobody else meanwhile."""
+        if self.stopped or not self.daemon.pid or not self.daemon.ready():
+            return None
+        try:
+            return ask(self.daemon.runtime_dir, WALK_DEADLINE_S)
         except NoAnswer:
             return None
 

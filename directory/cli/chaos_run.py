@@ -15,11 +15,10 @@ from typing import Final, NamedTuple
 
 from directory.cli.chaos_fault import Ask, Fault
 from directory.cli.chaos_faults import KINDS
-from directory.cli.chaos_fleet import Fleet, Held, Scheduler, await_end
+from directory.cli.chaos_fleet import Fleet, Held, Look, Scheduler, await_end
 from directory.cli.driver import Job
 from directory.cli.processes import DriverError, last_words
 from directory.cli.tally import Tally
-from directory.protocol.admin import AdminReport
 from scheduler_shim.worker_messages import AskSummary, Finished, FromWorker, Prompt, Summary
 
 CALM_REQUESTS: Final = 40
@@ -27,7 +26,9 @@ CALM_REQUESTS: Final = 40
 STALL_DEADLINE_S: Final = 90.0
 RECOVERY_DEADLINE_S: Final = 60.0
 REST_DEADLINE_S: Final = 60.0
-REPORT_EVERY_S: Final = 0.25
+LOOK_EVERY_S: Final = 0.25
+WALK_EVERY_S: Final = 4.0
+SAMPLES: Final = 10
 OVERTIME_MAX: Final = 3
 TURN_S: Final = 0.02
 VIOLATIONS_KEPT_MAX: Final = 20
@@ -35,9 +36,9 @@ UNDER_WAY: Final = ("copies_in_flight", "leases", "backups_waiting", "host_pages
 
 
 class Plan(NamedTuple):
-    """`kinds`: of the faults; `every_s`: one fault in so many seconds; `concurrency`: requests
-    under way in all; `seconds`: how long faults are injected, longer where that is not enough for
-    one of each kind."""
+    """`kinds`: of the faults; `every_s`: one fault in so many seconds, and those that could not be
+    done when they were due are made up for; `concurrency`: requests under way in all; `seconds`:
+    how long faults are injected, longer where that is not enough for one of each kind."""
 
     seconds: float
     every_s: float
@@ -89,11 +90,13 @@ class Run:
         self._asked_again = 0
         self._again: deque[tuple[Scheduler, Prompt]] = deque()
         self._heard_s = time.monotonic()
-        self._active: list[tuple[Fault, bool]] = []
+        self._active: list[Fault] = []
         self._bag: list[str] = []
         self._seconds: dict[str, list[float]] = {kind: [] for kind in plan.kinds}
         self._reports = 0
-        self._next_report_s = 0.0
+        self._next_look_s = 0.0
+        self._next_try_s = 0.0
+        self._next_walk_s = 0.0
         self._violations: dict[str, None] = {}
         self._summaries: list[Summary] = []
         self._movers: set[int] = set()
@@ -103,11 +106,8 @@ class Run:
         while self._tally.requests < CALM_REQUESTS:
             self._turn(submit=True)
         before = self._held(self._rest())
-        began_s = next_s = time.monotonic()
-        while self._goes_on(time.monotonic() - began_s):
-            if time.monotonic() >= next_s and self._inject():
-                next_s = max(next_s + self._plan.every_s, time.monotonic())
-            self._turn(submit=True)
+        began_s = time.monotonic()
+        self.inject_all()
         while self._active:
             self._turn(submit=True)
         seconds = time.monotonic() - began_s
@@ -136,12 +136,20 @@ class Run:
             quarantined=last.get("host_pages_quarantined", 0),
         )
 
+    def inject_all(self) -> None:
+        """Begin a fault whenever one is due and can be done, while requests go on."""
+        began_s = next_s = time.monotonic()
+        while self._goes_on(time.monotonic() - began_s):
+            if time.monotonic() >= next_s and self._inject():
+                next_s += self._plan.every_s
+            self._turn(submit=True)
+
     def _goes_on(self, seconds: float) -> bool:
         """Whether faults are injected: for the time that was asked for, and on a slow machine until
         every kind has come about once."""
         if seconds < self._plan.seconds:
             return True
-        begun = {fault.kind for fault, _ in self._active}
+        begun = {fault.kind for fault in self._active}
         missing = any(not took and kind not in begun for kind, took in self._seconds.items())
         return missing and seconds < OVERTIME_MAX * self._plan.seconds
 
@@ -183,20 +191,24 @@ class Run:
 
     def _inject(self) -> bool:
         """Begin a fault of the next kind that can be done now; False when none can."""
+        now = time.monotonic()
+        if now < self._next_try_s:
+            return False
         if not self._bag:
             self._bag = list(self._plan.kinds)
             self._chance.shuffle(self._bag)
-        taken = frozenset().union(*(fault.claimed for fault, _ in self._active))
+        look = self._look()
         for kind in self._bag:
             target = self._chance.choice(self._fleet.schedulers)
             fault = KINDS[kind](self._fleet, self._chance, target, self._ask_again(target))
-            if fault.claimed & taken or not fault.ready():
+            if any(other.bars(fault) for other in self._active) or not fault.ready(look):
                 continue
             self._bag.remove(kind)
             fault.began_s = time.monotonic()
             fault.begin(fault.began_s)
-            self._active.append((fault, False))
+            self._active.append(fault)
             return True
+        self._next_try_s = now + LOOK_EVERY_S
         return False
 
     def _ask_again(self, scheduler: Scheduler) -> Ask:
@@ -207,41 +219,51 @@ class Run:
 
     def _step_faults(self) -> None:
         now = time.monotonic()
-        if not self._active:
+        for fault in self._active:
+            fault.over = fault.over or fault.step(now)
+        if now < self._next_look_s or not any(fault.over for fault in self._active):
             return
-        self._active = [(fault, over or fault.step(now)) for fault, over in self._active]
-        if not any(over for _, over in self._active) or now < self._next_report_s:
-            return
-        self._next_report_s = now + REPORT_EVERY_S
-        report = self._look()
-        left: list[tuple[Fault, bool]] = []
-        for fault, over in self._active:
-            if over and report is not None and fault.recovered(report):
+        self._next_look_s = now + LOOK_EVERY_S
+        look = self._look()
+        left: list[Fault] = []
+        for fault in self._active:
+            if fault.over and look is not None and fault.recovered(look):
                 self._seconds[fault.kind].append(time.monotonic() - fault.began_s)
                 continue
             if now - fault.began_s > RECOVERY_DEADLINE_S:
                 raise DriverError(f"{fault!r}: not whole again after {RECOVERY_DEADLINE_S:.0f} s")
-            left.append((fault, over))
+            left.append(fault)
+        whole = [fault for fault in self._active if fault not in left]
         self._active = left
+        # A walk holds everybody up, so not after each fault; but before a daemon may die again.
+        if whole and (now >= self._next_walk_s or any(not f.until_whole for f in whole)):
+            self._walk()
+            self._next_walk_s = time.monotonic() + WALK_EVERY_S
 
-    def _look(self) -> AdminReport | None:
-        """Have the daemon walk its state; what does not hold is kept."""
+    def _look(self) -> Look | None:
+        """What the daemon says of itself now."""
+        look = self._fleet.look()
+        if look is not None:
+            self._movers.add(look.counters["daemon_mover_pid"])
+        return look
+
+    def _walk(self) -> None:
+        """Have the daemon walk its state, unless it is away; what does not hold is kept."""
         report = self._fleet.report()
         if report is not None:
             self._reports += 1
-            self._movers.add(report.counters["daemon_mover_pid"])
             for line in report.violations:
                 if len(self._violations) < VIOLATIONS_KEPT_MAX:
                     self._violations[f"daemon: {line}"] = None
-        return report
 
     # Rest.
 
-    def _rest(self) -> AdminReport:
-        """Let everything that was asked finish, and wait until nothing is under way."""
+    def _rest(self) -> Look:
+        """Let everything that was asked finish, wait until nothing is under way, and have all of
+        it walked."""
         names = {scheduler.name for scheduler in self._fleet.schedulers}
         give_up = time.monotonic() + REST_DEADLINE_S + STALL_DEADLINE_S
-        report: AdminReport | None = None
+        look: Look | None = None
         while time.monotonic() < give_up:
             while self._again:
                 self._fleet.submit(*self._again.popleft())
@@ -249,17 +271,24 @@ class Run:
             self._turn(submit=False)
             if any(scheduler.prompts for scheduler in self._fleet.schedulers):
                 continue
-            report = self._look()
-            if report is None:
+            look = self._look()
+            if look is None:
                 continue
-            live = {pool.instance for pool in report.pools if pool.phase == "live"}
-            busy = [name for name in UNDER_WAY if report.counters.get(name, 0)]
-            if live == names and not busy and report.counters["daemon_mover_pid"]:
-                return report
-        raise DriverError(f"the fleet does not come to rest: {report!r:.600}")
+            live = {pool.instance for pool in look.pools if pool.phase == "live"}
+            busy = [name for name in UNDER_WAY if look.counters.get(name, 0)]
+            if live == names and not busy and look.counters["daemon_mover_pid"]:
+                self._walk()
+                return look
+        raise DriverError(f"the fleet does not come to rest: {look!r:.600}")
 
-    def _held(self, report: AdminReport) -> Held:
-        return self._fleet.held(report.counters["daemon_mover_pid"])
+    def _held(self, look: Look) -> Held:
+        """What is held for longer than a moment: the sessions of what was just asked, for one, are
+        there until the daemon has seen their end. What leaks stays, and is in every sample."""
+        found = self._fleet.held(look.counters["daemon_mover_pid"])
+        for _ in range(SAMPLES - 1):
+            self._turn(submit=False)
+            found = found.least(self._fleet.held(look.counters["daemon_mover_pid"]))
+        return found
 
     def _summarise(self) -> None:
         for scheduler in self._fleet.schedulers:
@@ -278,7 +307,7 @@ class Run:
             f"{last_words(each.worker.log) if each.worker is not None else ''}"
             for each in owing
         )
-        faults = ", ".join(repr(fault) for fault, _ in self._active)
+        faults = ", ".join(repr(fault) for fault in self._active)
         return (
             f"nothing was finished for {STALL_DEADLINE_S:.0f} s (faults: {faults or 'none'}){said}"
             f"\nthe daemon{last_words(self._fleet.daemon.log)}"

@@ -31,6 +31,9 @@ SHOWN: Final = (
     "host_pages",
     "host_pages_leased",
     "host_pages_quarantined",
+    "daemon_unmapping",
+    "daemon_breakers_open",
+    "daemon_copies_not_tried",
 )
 """Figures that stand in the table; `--json` has all of them."""
 

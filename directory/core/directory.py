@@ -52,7 +52,7 @@ from directory.core.records import SlotWord
 from directory.core.recovery import Builder, find
 from directory.core.registry import Registry
 from directory.core.requests import Handler, Requests
-from directory.core.states import LeaseEvent
+from directory.core.states import LeaseEvent, PoolPhase
 from directory.core.story import Story
 from directory.core.transfers import Transfers
 from directory.core.tree import Tree
@@ -99,7 +99,7 @@ class Directory:
         as `InternalError` with the story of what led to it.
         """
         try:
-            if isinstance(event, Asked):
+            if type(event) is Asked:
                 actions = self._asked(event)
             else:
                 actions = self._spread(self._told(event))
@@ -194,9 +194,9 @@ class Directory:
     # Clients.
 
     def _asked(self, event: Asked) -> list[Action]:
-        self.story.add(type(event.body).__name__, event.pool, event.seq)
+        self.story.add(type(event.body), event.pool, event.seq)
         pool = self.registry.members.get(event.pool)
-        if pool is None or not pool.live:
+        if pool is None or pool.phase is not PoolPhase.LIVE:
             return self._refuse(
                 event.pool,
                 event.seq,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from directory.core.eviction import EvictionOrder, evictable, key_of
 from directory.core.ids import HOST, Place, is_pool
-from directory.core.node import Node
+from directory.core.node import NOT_FILED, Node
 from directory.core.place import PlaceState, PoolState
 from directory.core.states import ResidencyState
 from directory.core.tokens import unpack_pages
@@ -44,7 +45,7 @@ def tree_violations(tree: Tree, claims: dict[Place, list[Node]] | None) -> list[
         if here.keys() != state.nodes.keys():
             found.append(f"place {place}: {len(here)} nodes resident, {len(state.nodes)} indexed")
         found += _totals(place, state, here)
-        found += _orders(tree, place, state, here)
+        found += _orders(place, state, here)
         if isinstance(state, PoolState):
             found += _pool(state, here)
         if claims is not None:
@@ -108,22 +109,27 @@ def _totals(place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]
     return [f"totals: place {place} says (resident, locked) = {said}, a recount {pages, locked}"]
 
 
-def _orders(tree: Tree, place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]:
+def _orders(place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]:
+    """Every leaf that can go has an entry, not above its key; all others are counted outdated."""
     found: list[str] = []
-    wanted = 0
+    orders: list[EvictionOrder] = list(getattr(state, "orders", {0: state.order}).values())
+    entries = {id(order): set(order) for order in orders}
+    filed = 0
     for node in here.values():
         r = node.places[place]
-        key = state.order_for(node).key(node.id)
-        leaf = r.state is ResidencyState.RESIDENT and not r.locks and not r.children
-        wanted += leaf
-        if leaf and key != (tree.rank(node, place), r.tick, node.id):
-            found.append(f"evictable: leaf {node.id} at {place} is filed under {key}")
-        if not leaf and key is not None:
-            found.append(f"evictable: node {node.id} at {place} is filed but {r!r}")
-    orders = getattr(state, "orders", {0: state.order}).values()
-    filed = sum(len(order) for order in orders)
-    if filed != wanted:
-        found.append(f"evictable: place {place} files {filed} leaves, a recount {wanted}")
+        filed += r.filed != NOT_FILED
+        if evictable(r) and (r.filed == NOT_FILED or r.filed > key_of(node, r)):
+            found.append(f"evictable: leaf {node.id} at {place} is filed under {r.filed}")
+        known = entries.get(id(state.order_for(node)), set())
+        if r.filed != NOT_FILED and (r.filed, node.id) not in known:
+            found.append(f"evictable: node {node.id} at {place} is filed but has no entry")
+    for order in orders:
+        listed = [key for key, _ in order]
+        if listed != sorted(listed) or len(listed) != order.count:
+            found.append(f"evictable: {order!r} has {len(listed)} entries, not all in order")
+    counted = sum(order.count - order.outdated for order in orders)
+    if counted != filed:
+        found.append(f"evictable: place {place} counts {counted} entries, a recount {filed}")
     return found
 
 
@@ -140,7 +146,7 @@ def _pool(pool: PoolState, here: dict[int, Node]) -> list[str]:
             parts.setdefault(run.span, []).append((run.first, run.length, node.id))
     if len(set(pages)) != len(pages):
         found.append(f"pages: pool {pool.place} has a page in two nodes")
-    if set(pages) != pool.owned:
+    if set(pages) != set(pool.owned):
         found.append(f"pages: pool {pool.place} owns {len(pool.owned)}, nodes hold {len(pages)}")
     if any(page >= pool.page_count for page in pages):
         found.append(f"pages: pool {pool.place} has a page beyond {pool.page_count}")
@@ -252,13 +258,17 @@ def _transfers(directory: Directory) -> list[str]:
     parts = {op for copy in copies.values() for op in copy.open} - copies.keys()
     if parts != directory.transfers.shards.keys():
         found.append(f"transfers: shards {sorted(parts)} are open, others are listed")
+    said = sum(map(len, fills.values()))
+    if said != len(directory.tree.filling):
+        found.append(f"transfers: {len(directory.tree.filling)} nodes fill, copies have {said}")
     if {op for op, copy in copies.items() if copy.kind == "backup"} != fills.keys():
         found.append(f"transfers: fills {sorted(fills)} are not the backups in flight")
     for op, nodes in fills.items():
-        for node in nodes:
-            residency = node.places.get(HOST)
-            if residency is None or residency.op != op:
-                found.append(f"transfers: node {node.id} is not filling by copy {op}")
+        found += [
+            f"transfers: node {node.id} is not filling by copy {op}"
+            for node in nodes
+            if HOST not in node.places or directory.tree.filling.get((node.id, HOST)) != op
+        ]
     targets: dict[Place, list[int]] = {}
     for copy in copies.values():
         if copy.body is not None:

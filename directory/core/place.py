@@ -10,19 +10,19 @@ from directory.core.eviction import EvictionOrder
 from directory.core.group import GroupLog
 from directory.core.ids import HOST, POOL_WORD, NodeId, Place, PoolId
 from directory.core.node import Node, Run
-from directory.core.spans import merge_parts, split_parts
+from directory.core.page_set import PageSet
+from directory.core.spans import SpanState, merge_parts, split_parts
 from directory.core.states import PoolPhase
 
 
 class PlaceState:
     """One place. Page counts are of RESIDENT pages; `locked_pages` of those under a lease."""
 
-    __slots__ = ("locked_pages", "nodes", "order", "pages", "place", "tick")
+    __slots__ = ("locked_pages", "order", "pages", "place", "tick")
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.order = EvictionOrder()
-        self.nodes: dict[NodeId, Node] = {}
+        self.order = EvictionOrder(place)
         self.pages = 0
         self.locked_pages = 0
         self.tick = 0
@@ -41,11 +41,26 @@ class PlaceState:
         self.pages += pages
         self.locked_pages += locked
 
+    @property
+    def nodes(self) -> dict[NodeId, Node]:
+        """The nodes that are here, in whichever state."""
+        raise NotImplementedError
+
+    def on_attach(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """A node is here from now on."""
+        raise NotImplementedError
+
+    def on_detach(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """A node is here no more."""
+        raise NotImplementedError
+
     def on_split(self, lower: Node, upper: Node) -> None:
         """A node here was split; `upper` is its new upper half."""
+        raise NotImplementedError
 
     def on_merge(self, upper: Node, lower: Node, runs: tuple[Run, ...]) -> None:
         """A node here (its runs were `runs`) was merged into its child."""
+        raise NotImplementedError
 
     @property
     def evictable_pages(self) -> int:
@@ -60,10 +75,11 @@ class HostState(PlaceState):
     compaction of the journal under way has still to write (`journal` mutates it, too).
     """
 
-    __slots__ = ("evictable", "orders", "unwritten")
+    __slots__ = ("_nodes", "evictable", "orders", "unwritten")
 
     def __init__(self) -> None:
         super().__init__(HOST)
+        self._nodes: dict[NodeId, Node] = {}
         self.unwritten: dict[NodeId, None] = {}
         self.orders: dict[int, EvictionOrder] = {}
         self.evictable: dict[int, int] = {}
@@ -74,14 +90,30 @@ class HostState(PlaceState):
         size = node.space.page_bytes
         self.evictable[size] = self.evictable.get(size, 0) + pages - locked
 
+    @property
+    def nodes(self) -> dict[NodeId, Node]:
+        """The nodes that are here, in the order in which they came."""
+        return self._nodes
+
+    def on_attach(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """Remember it."""
+        del runs
+        self._nodes[node.id] = node
+
+    def on_detach(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """Forget it."""
+        del runs
+        del self._nodes[node.id]
+
     def on_split(self, lower: Node, upper: Node) -> None:
         """Both halves are to be written where the whole was."""
+        self._nodes[upper.id] = upper
         if lower.id in self.unwritten:
             self.unwritten[upper.id] = None
 
     def on_merge(self, upper: Node, lower: Node, runs: tuple[Run, ...]) -> None:
         """The whole is to be written where the upper half was."""
-        del runs
+        del runs, self._nodes[upper.id]
         if upper.id in self.unwritten:
             del self.unwritten[upper.id]
             self.unwritten[lower.id] = None
@@ -91,18 +123,8 @@ class HostState(PlaceState):
         size = node.space.page_bytes
         order = self.orders.get(size)
         if order is None:
-            order = self.orders[size] = EvictionOrder()
+            order = self.orders[size] = EvictionOrder(HOST)
         return order
-
-
-class SpanState:
-    """One insert report's word and the nodes that hold its pages, ordered from the root down."""
-
-    __slots__ = ("parts", "value")
-
-    def __init__(self, value: int) -> None:
-        self.value = value
-        self.parts: list[Node] = []
 
 
 class PoolState(PlaceState):
@@ -164,12 +186,31 @@ class PoolState(PlaceState):
         self.phase = PoolPhase.LIVE
         self.word = 0
         self.spans: dict[int, SpanState] = {}
-        self.owned: set[int] = set()
+        self.owned = PageSet()
         self.filling: set[int] = set()
         self.leases: dict[int, None] = {}
         self.copies: dict[int, None] = {}
         self.restores = 0
         self.unlisted: dict[int, None] | None = None
+
+    @property
+    def nodes(self) -> dict[NodeId, Node]:
+        """The nodes that are here: those that the spans are in. Made when asked for."""
+        parts = (node for span in self.spans.values() for node in span.parts)
+        return {node.id: node for node in parts}
+
+    def on_attach(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """Enter it into its spans' parts, behind those from before."""
+        for run in runs:
+            self.spans[run.span].append(node)
+
+    def on_detach(self, node: Node, runs: tuple[Run, ...]) -> None:
+        """Take it out of them; a span without parts is over."""
+        for run in runs:
+            span = self.spans[run.span]
+            span.remove(node)
+            if span.first is None:
+                del self.spans[run.span]
 
     def on_split(self, lower: Node, upper: Node) -> None:
         """Enter the upper half into its spans' parts."""

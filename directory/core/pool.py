@@ -10,21 +10,28 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from directory.core import limits
 from directory.core.errors import BadMessage, Diverged, TooLarge
-from directory.core.ids import POOL_WORD
-from directory.core.node import Node, Run, Space
-from directory.core.place import PoolState, SpanState
+from directory.core.ids import HOST, POOL_WORD
+from directory.core.node import RESIDENT, Node, RootedSpace, Run
+from directory.core.place import PoolState
+from directory.core.spans import SpanState
 from directory.core.tokens import pack_pages, unpack_pages
-from directory.core.tree import RESIDENT, Step, Tree
+from directory.core.tree import Step, Tree
 
 
-class OwnMatch(NamedTuple):
-    """The own pool's part of a path: its last node, pages (packed), and their count."""
+class OwnMatch(msgspec.Struct, gc=False):
+    """The own pool's part of a path: its last node, pages (packed), and their count.
+
+    `beyond`: the path from there on, as far as it is anywhere.
+    """
 
     node: Node
     pages: bytes
     page_count: int
+    beyond: list[Step]
 
 
 class InsertOutcome(NamedTuple):
@@ -64,38 +71,104 @@ def check_prompt(page_key: int, tokens: bytes) -> None:
         )
 
 
-def match_own(tree: Tree, pool: PoolState, space: Space, steps: list[Step]) -> OwnMatch:
-    """Return the prefix of a walked path that the pool holds, and mark it used.
+def match_path(
+    tree: Tree,
+    pool: PoolState,
+    space: RootedSpace,
+    tokens: bytes,
+    host_tick: int = 0,
+    after: OwnMatch | None = None,
+) -> OwnMatch:
+    """Return the prefix of a path that the pool holds, marked as used there, and at the host where
+    `host_tick` says when; and what of the path lies beyond. `after`: what the tokens are known to
+    begin with, of which the node is still there.
 
-    A node that matched in part is split, so that only the matched part is marked; `steps` is
-    updated to name the upper half.
+    A node that matched in part is split where the pool holds it, so that only the matched part is
+    marked. This is what costs time in every tick of a scheduler: as long as whole nodes are the
+    pool's, there is one short loop, and what it does not know it leaves to the longer ones.
     """
     node, place, tick = space.root, pool.place, pool.tick + 1
+    page = space.page_key
+    end = len(tokens) - len(tokens) % page
+    position = 0
     held: list[bytes] = []
-    count = 0
-    for candidate, pages in steps:
-        residency = candidate.places.get(place)
-        if residency is None or residency.state is not RESIDENT:
+    if after is not None:
+        node, position = after.node, len(after.pages) // 4 * page
+        held.append(after.pages)
+        use_path(tree, pool, node)
+    children = node.children
+    hold, begins = held.append, tokens.startswith
+    at_host: Node | None = None
+    while position < end:
+        if len(children) == 1:
+            (child,) = children.values()
+        elif (known := children.get(tokens[position : position + page])) is not None:
+            child = known
+        else:
             break
-        if 4 * pages < len(residency.pages):
-            # Only the last step can have matched in part.
-            candidate = tree.split(candidate, pages)
-            steps[-1] = (candidate, pages)
-            residency = candidate.places[place]
-        residency.tick = tick
-        held.append(residency.pages)
-        count += pages
-        node = candidate
-    if count:
+        edge = child.edge
+        if not begins(edge, position, end):
+            break
+        own = host = None
+        at = child.here
+        while at is not None:
+            if at.place == place:
+                own = at
+            elif at.place == HOST:
+                host = at
+            at = at.next
+        if own is None or own.state is not RESIDENT:
+            break
+        own.tick = tick
+        if host is not None and host_tick:
+            host.tick = host_tick
+            at_host = child
+        hold(own.pages)
+        position += len(edge)
+        children = child.children
+        node = child
+    steps: list[Step] = []
+    if position < end:
+        steps = tree.walk(space, tokens, node, position)
+        if steps:
+            below, pages = steps[0]
+            residency = below.resident(place)
+            if residency is not None:
+                # The short loop left it, so it matched in part, and nothing below it does.
+                steps = []
+                node = tree.split(below, pages)
+                residency = node.there(place)
+                residency.tick = tick
+                hold(residency.pages)
+                host = node.at(HOST)
+                if host is not None and host_tick:
+                    host.tick = host_tick
+                    at_host = node
+    if held:
         pool.tick = tick
         tree.refresh(node, place)
-    return OwnMatch(node, b"".join(held), count)
+        if at_host is not None:
+            tree.refresh(at_host, HOST)
+    found = held[0] if len(held) == 1 else b"".join(held)
+    return OwnMatch(node, found, len(found) // 4, steps)
+
+
+def use_path(tree: Tree, pool: PoolState, node: Node) -> None:
+    """Mark a node that the pool holds, and its ancestors, as used now."""
+    place, tick = pool.place, pool.next_tick()
+    at = node
+    while at.parent is not None:
+        residency = at.at(place)
+        if residency is not None:
+            residency.tick = tick
+        at = at.parent
+    tree.refresh(node, place)
 
 
 def insert_pages(
     tree: Tree,
     pool: PoolState,
-    space: Space,
+    space: RootedSpace,
     tokens: bytes,
     pages: bytes,
     span: int,
@@ -157,14 +230,13 @@ def evict_pages(tree: Tree, pool: PoolState, want: int) -> GivenUp:
     values: dict[int, int] = {}
     left = want
     while left > 0:
-        first = pool.order.first()
-        if first is None:
+        node = pool.order.first(tree.nodes)
+        if node is None:
             break
-        node = tree.nodes[first]
         if node.page_count > left:
             tree.split(node, node.page_count - left)
         left -= node.page_count
-        given = reversed(node.places[pool.place].runs)
+        given = reversed(node.there(pool.place).runs)
         for run in given:
             values[run.span] = pool.spans[run.span].value
             runs.append(run)
@@ -198,10 +270,10 @@ def apply_given_up(
             raise Diverged(f"span {span_id} is given up but was not reported")
         left = count
         while left > 0:
-            if not span.parts:
+            node = span.last
+            if node is None:
                 raise Diverged(f"span {span_id} has fewer pages than are given up")
-            node = span.parts[-1]
-            residency = node.places[pool.place]
+            residency = node.there(pool.place)
             run = residency.runs[-1]
             if run.span != span_id or run.first + run.length != first + left or residency.children:
                 raise Diverged(f"pages {first}+{count} of span {span_id} are not the end of a path")

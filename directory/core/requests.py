@@ -8,7 +8,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from directory.core import limits
 from directory.core.actions import (
@@ -44,20 +44,13 @@ from directory.core.pool import (
     check_prompt,
     evict_pages,
     insert_pages,
-    match_own,
+    match_path,
 )
 from directory.core.states import LeaseEvent
 from directory.core.transfers import Transfers
 from directory.core.tree import Step, Tree
 
 Handler = Callable[[PoolState, int, Any], list[Action]]
-
-
-class Reach(NamedTuple):
-    """How far along a walked path pages can be had: steps used, pages from the root."""
-
-    steps: int
-    pages: int
 
 
 class Requests:
@@ -89,52 +82,56 @@ class Requests:
         }
 
     def _match(self, pool: PoolState, seq: int, body: Match) -> list[Action]:
-        _check_request(body.request, body.tokens)
-        page_key = pool.page_size * body.namespace.unit_bytes
-        check_prompt(page_key, body.tokens)
-        most = len(body.tokens) // page_key
+        tokens, namespace = body.tokens, body.namespace
+        page_key = pool.page_size * namespace.unit_bytes
+        most = len(tokens) // page_key
+        _check_request(body.request, tokens)
+        if most > limits.PROMPT_PAGES_MAX:
+            check_prompt(page_key, tokens)
         if not 0 <= body.start_pages <= most:
             raise BadMessage(f"start_pages must be 0 to {most} here, got {body.start_pages}")
-        space = self.tree.find_space(pool.fingerprint, body.namespace)
+        space = self.tree.find_space(pool.fingerprint, namespace)
         if space is None:
             return self._answer(pool, seq, Matched(0, b"", 0, 0, 0, 0, NO_LEASE, _totals(pool)))
-        steps = self.tree.walk(space, body.tokens)
-        own_pages, own, own_node = body.start_pages, b"", space.root
+        tick = self.host.next_tick()
         if pool.mode == "thin":
-            own_node, own, own_pages = match_own(self.tree, pool, space, steps)
-        if steps and own_node is steps[-1][0]:
-            reach, host_pages, peer_pages = Reach(len(steps), own_pages), 0, 0
+            found = match_path(self.tree, pool, space, tokens, tick)
+            own_node, own, own_pages = found.node, found.pages, found.page_count
+            beyond, at = found.beyond, own_pages
         else:
-            reach, host_pages, peer_pages = self._beyond(pool, steps, own_pages)
+            own_node, own, own_pages = space.root, b"", body.start_pages
+            beyond, at = self.tree.walk(space, tokens), 0
+        used = host_pages = peer_pages = 0
+        if beyond:
+            used, host_pages, peer_pages = self._beyond(pool, beyond, at, own_pages)
         receipt, restorable = NO_LEASE, host_pages + peer_pages
-        if body.acquire and (reach.pages > own_pages or own):
-            receipt = self._acquire(pool, body, steps, reach, own_node)
-        if reach.steps < len(steps):
-            del steps[reach.steps :]
-        self.tree.touch(steps, HOST, self.host.next_tick())
+        if body.acquire and (restorable or own):
+            receipt = self._acquire(pool, body, own_node, beyond, used)
+        if used:
+            self.tree.touch(beyond[:used], HOST, tick)
         if own_pages:
             self._count("pages_matched_own", own_pages)
         if restorable:
             self._count("pages_matched_host", host_pages)
             self._count("pages_matched_peer", peer_pages)
-        return self._answer(
-            pool,
-            seq,
-            Matched(
-                own_pages,
-                own,
-                restorable,
-                host_pages,
-                peer_pages,
-                own_node.id,
-                receipt,
-                _totals(pool),
-            ),
+        matched = Matched(
+            own_pages,
+            own,
+            restorable,
+            host_pages,
+            peer_pages,
+            own_node.id,
+            receipt,
+            Totals(pool.pages - pool.locked_pages, pool.locked_pages),
         )
+        return [Answer(pool.place, seq, matched)]
 
-    def _beyond(self, pool: PoolState, steps: list[Step], start: int) -> tuple[Reach, int, int]:
-        """Follow a path as far as every page beyond `start` can be had from somewhere."""
-        at, host_pages, peer_pages, used = 0, 0, 0, 0
+    def _beyond(
+        self, pool: PoolState, steps: list[Step], at: int, start: int
+    ) -> tuple[int, int, int]:
+        """Follow a path from page `at` on as far as every page beyond `start` can be had from
+        somewhere: steps that are used, pages out of the host tier and out of other pools."""
+        host_pages, peer_pages, used = 0, 0, 0
         for node, pages in steps:
             if at + pages > start:
                 source = self.transfers.source_for(node, pool.place)
@@ -147,24 +144,29 @@ class Requests:
                     peer_pages += here
             at += pages
             used += 1
-        return Reach(used, start + host_pages + peer_pages), host_pages, peer_pages
+        return used, host_pages, peer_pages
 
     def _acquire(
-        self, pool: PoolState, body: Match, steps: list[Step], reach: Reach, own_node: Node
+        self, pool: PoolState, body: Match, own_node: Node, beyond: list[Step], used: int
     ) -> int:
+        """Lease the own pool's part of a path, and `used` steps beyond it as far as the host has
+        them."""
         lease = self.leases.grant(pool, body.request, body.attempt)
-        if own_node is not steps[-1][0] and reach.steps:
+        if beyond:
             # Where the own pool has all of it, nothing can be restored: no host slot is pinned.
-            node, pages = steps[reach.steps - 1]
-            if pages < node.page_count:
-                upper = self.tree.split(node, pages)
-                steps[reach.steps - 1] = (upper, pages)
-            self.leases.follow(lease, steps[reach.steps - 1][0])
-            for at in range(reach.steps - 1, -1, -1):
-                node = steps[at][0]
-                if node.resident(HOST) is not None:
-                    self.leases.claim(lease, node, HOST)
+            end = own_node
+            if used:
+                end, pages = beyond[used - 1]
+                if pages < end.page_count:
+                    end = self.tree.split(end, pages)
+                    beyond[used - 1] = (end, pages)
+            if end.parent is not None:
+                self.leases.follow(lease, end)
+            while end.parent is not None:
+                if end.resident(HOST) is not None:
+                    self.leases.claim(lease, end, HOST)
                     break
+                end = end.parent
         if own_node.parent is not None:
             self.leases.claim(lease, own_node, pool.place)
         return lease.id
@@ -278,7 +280,7 @@ class Requests:
     def _flush_host(self) -> None:
         """Free unleased host pages now and the others when their holders let go."""
         for size, order in self.host.orders.items():
-            while len(order):
+            while order.first(self.tree.nodes) is not None:
                 self.transfers.evict_host(size, self.host.evictable[size] or 1)
         for node in list(self.host.nodes.values()):
             if node.places[HOST].state in ("resident", "filling"):

@@ -24,7 +24,11 @@ class Story:
 
     def tell(self) -> str:
         """Return the history, one line an event."""
-        return "\n".join(" ".join(map(str, facts)) for facts in self._lines)
+        return "\n".join(" ".join(map(_word, facts)) for facts in self._lines)
 
     def __len__(self) -> int:
         return len(self._lines)
+
+
+def _word(fact: object) -> str:
+    return fact.__name__ if isinstance(fact, type) else str(fact)

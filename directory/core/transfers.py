@@ -19,7 +19,7 @@ from directory.core.host import HostSlots
 from directory.core.ids import HOST, LANDINGS, POOL_WORD, NodeId, OpId, Place, PoolId
 from directory.core.journal import HostJournal
 from directory.core.lease import Lease
-from directory.core.node import Node
+from directory.core.node import RESIDENT, Node
 from directory.core.place import HostState, PoolState
 from directory.core.states import TRANSFER, TransferEvent, TransferState, step
 from directory.core.tokens import unpack_pages
@@ -59,7 +59,7 @@ class Transfers:
 
         `not_pool`: a pool that a first try lost them from, and that is not to be the source."""
         for node in nodes:
-            if HOST in node.places or node.id in self.wished:
+            if node.at(HOST) is not None or node.id in self.wished:
                 continue
             if len(self.wished) >= limits.BACKUPS_PENDING_MAX:
                 self._count("backups_dropped", node.page_count)
@@ -78,12 +78,12 @@ class Transfers:
         return actions
 
     def _begin_backup(self, node: Node, not_pool: PoolId) -> list[Action]:
-        if HOST in node.places:
+        if node.at(HOST) is not None:
             return []
         parent = node.parent
         assert parent is not None
         # The node may have been split while it waited: its upper part goes first.
-        while parent.parent is not None and HOST not in parent.places:
+        while parent.parent is not None and parent.at(HOST) is None:
             node, parent = parent, parent.parent
         if parent.parent is not None and parent.resident(HOST) is None:
             return []  # When the parent lands, its children are wished for again.
@@ -102,7 +102,7 @@ class Transfers:
         copy.again = not_pool != 0
         self._tree.begin_fill(node, HOST, slots, copy.op, self._host.next_tick())
         self._backups += 1
-        residency = node.places[source]
+        residency = node.there(source)
         if parent.parent is not None:
             # What is above cannot be evicted before the copy has ended, so it does not count as
             # evictable either: a reservation knows exactly what it can have.
@@ -136,14 +136,13 @@ class Transfers:
         order = self._host.orders.get(page_bytes)
         done = 0
         while order is not None and done < want:
-            first = order.first()
-            if first is None:
+            node = order.first(self._tree.nodes)
+            if node is None:
                 break
-            node = self._tree.nodes[first]
             if node.page_count > want - done:
                 self._tree.split(node, node.page_count - (want - done))
             done += node.page_count
-            self.journal.give_up(node.places[HOST])
+            self.journal.give_up(node.there(HOST))
             self._slots.release(page_bytes, self._tree.drop(node, HOST))
             self._tree.prune(node)
         self._count("host_pages_evicted", done)
@@ -204,7 +203,7 @@ class Transfers:
                 )
                 if source is None:
                     return self._lost(pool.place, seq, "a page is restorable from nowhere now")
-                residency = node.places[source]
+                residency = node.there(source)
                 if source == HOST:
                     host_pages += last - first
                 else:
@@ -366,10 +365,12 @@ class Transfers:
         if host_first and node.resident(HOST) is not None:
             return HOST
         if peers:
-            for place in node.places:
-                pool = self._pools.get(place)
-                if pool is not None and place != not_pool and pool.live and node.resident(place):
-                    return place
+            at = node.here
+            while at is not None:
+                pool = self._pools.get(at.place)
+                if at.state is RESIDENT and at.place != not_pool and pool is not None and pool.live:
+                    return at.place
+                at = at.next
         return HOST if hosts and node.resident(HOST) is not None else None
 
     def source_for(self, node: Node, pool: PoolId) -> Place | None:

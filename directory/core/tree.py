@@ -7,19 +7,25 @@ the caller's (`pool`, `Directory`, the shim's mirror). It never compares anythin
 
 from __future__ import annotations
 
-from typing import Final
-
 from directory.core import limits
 from directory.core.errors import InternalError, StaleNode, TooMany
 from directory.core.ids import HOST, NodeId, OpId, Place
 from directory.core.namespace import NamespaceKey
-from directory.core.node import Node, Residency, Run, Space, Tap
-from directory.core.place import PlaceState, PoolState
+from directory.core.node import (
+    NOT_FILED,
+    RESIDENT,
+    Node,
+    Residency,
+    RootedSpace,
+    Run,
+    Tap,
+    untie,
+)
+from directory.core.place import PlaceState
 from directory.core.spans import join_runs, split_runs
 from directory.core.states import RESIDENCY, ResidencyEvent, ResidencyState, step
 from directory.core.tokens import common_pages
 
-RESIDENT: Final = ResidencyState.RESIDENT
 Step = tuple[Node, int]
 """A node on a path and how many of its pages matched (all, but for the last node)."""
 
@@ -28,10 +34,12 @@ class Tree:
     """Nodes by id, roots by namespace, places by id, fills in flight by operation."""
 
     def __init__(self) -> None:
-        self.spaces: dict[tuple[bytes, NamespaceKey], Space] = {}
+        self.spaces: dict[tuple[bytes, NamespaceKey], RootedSpace] = {}
         self.nodes: dict[NodeId, Node] = {}
         self.places: dict[Place, PlaceState] = {}
         self.fills: dict[OpId, list[Node]] = {}
+        self.filling: dict[tuple[NodeId, Place], OpId] = {}
+        """The operation that fills a node at a place, until it ends."""
         self.tap: Tap | None = None
         self._last_id: NodeId = 0
 
@@ -39,18 +47,18 @@ class Tree:
 
     def space(
         self, fingerprint: bytes, key: NamespaceKey, page_size: int, page_bytes: int, ranks: int = 1
-    ) -> Space:
+    ) -> RootedSpace:
         """Return the namespace's space, made on first use; raises `TooMany` beyond the limit."""
         space = self.spaces.get((fingerprint, key))
         if space is None:
             if len(self.spaces) >= limits.NAMESPACES_MAX:
                 raise TooMany(f"{limits.NAMESPACES_MAX} namespaces are in use; flush or reuse some")
             key.check()
-            space = Space(fingerprint, key, page_size, page_bytes, ranks)
+            space = RootedSpace(fingerprint, key, page_size, page_bytes, ranks)
             self.spaces[fingerprint, key] = space
         return space
 
-    def find_space(self, fingerprint: bytes, key: NamespaceKey) -> Space | None:
+    def find_space(self, fingerprint: bytes, key: NamespaceKey) -> RootedSpace | None:
         """Return the namespace's space if anything was ever published in it."""
         return self.spaces.get((fingerprint, key))
 
@@ -61,12 +69,14 @@ class Tree:
         except KeyError:
             raise StaleNode(f"node {node_id} is not in the tree any more; match again") from None
 
-    def walk(self, space: Space, tokens: bytes) -> list[Step]:
-        """Return the longest path of whole pages that starts `tokens`. Compares bytes only."""
+    def walk(
+        self, space: RootedSpace, tokens: bytes, after: Node | None = None, position: int = 0
+    ) -> list[Step]:
+        """Return the longest path of whole pages that starts `tokens`, or goes on `after` one."""
         steps: list[Step] = []
         page = space.page_key
         end = len(tokens) - len(tokens) % page
-        children, position = space.root.children, 0
+        children = (after or space.root).children
         while position < end:
             child = children.get(tokens[position : position + page])
             if child is None:
@@ -87,7 +97,8 @@ class Tree:
         """Hang a new node without residency below `parent`."""
         self._last_id += 1
         node = Node(self._last_id, parent, edge, parent.space)
-        parent.children[edge[: parent.space.page_key]] = node
+        parent.hang(edge[: parent.space.page_key], node)
+        parent.space.version += 1
         self.nodes[node.id] = node
         return node
 
@@ -97,37 +108,36 @@ class Tree:
         Both halves inherit residency, locks and fills in flight.
         """
         parent, key = node.parent, node.space.page_key
-        if parent is None or not 0 < pages < node.page_count:
-            raise InternalError(f"cannot split {node!r} at {pages}")
         cut = pages * key
+        if parent is None or not 0 < cut < len(node.edge):
+            raise InternalError(f"cannot split {node!r} at {pages}")
         upper = self.add_leaf(parent, node.edge[:cut])
         node.edge = node.edge[cut:]
         node.parent = upper
-        upper.children[node.edge[:key]] = node
+        upper.hang(node.edge[:key], node)
         for place, lower in node.places.items():
             top, bottom = split_runs(lower.runs, pages)
-            half = Residency(
-                lower.state, lower.pages[: 4 * pages], top, lower.written, lower.tick, lower.op
-            )
+            above = lower.pages[: 4 * pages]
+            half = Residency(place, lower.state, above, lower.written, lower.tick)
+            half.runs = top
             half.locks = lower.locks
             half.children = 1
             lower.pages = lower.pages[4 * pages :]
             lower.runs = bottom
-            upper.places[place] = half
-            state = self.places[place]
-            state.nodes[upper.id] = upper
-            state.on_split(node, upper)
-            if lower.op:
-                nodes = self.fills[lower.op]
-                nodes.insert(nodes.index(node), upper)
+            upper.attach(half)
+            self.places[place].on_split(node, upper)
+            if (op := self.filling.get((node.id, place))) is not None:
+                self.fills[op].insert(self.fills[op].index(node), upper)
+                self.filling[upper.id, place] = op
         return upper
 
     def prune(self, node: Node) -> None:
         """Remove a node that has neither pages nor children, and its ancestors likewise; merge
         what is left of the chain. A space without nodes goes too."""
-        while node.parent is not None and not node.places and not node.children:
+        while node.parent is not None and node.here is None and not node.children:
             parent = node.parent
-            del parent.children[node.edge[: node.space.page_key]]
+            parent.unhang(node.edge[: node.space.page_key])
+            parent.space.version += 1
             del self.nodes[node.id]
             node = parent
         if node.parent is not None:
@@ -143,23 +153,26 @@ class Tree:
         if node.places.keys() != child.places.keys():
             return
         for place, upper in node.places.items():
-            lower = child.places[place]
+            lower = child.there(place)
             same = upper.locks == lower.locks and upper.tick == lower.tick
-            if not (same and upper.state is lower.state is ResidencyState.RESIDENT):
+            if not (same and upper.state is lower.state is RESIDENT):
                 return
         key = node.space.page_key
         for place, lower in child.places.items():
-            upper = node.places[place]
+            upper = node.there(place)
+            runs, above = join_runs(upper.runs, lower.runs), upper.runs
             lower.pages = upper.pages + lower.pages
-            lower.runs = join_runs(upper.runs, lower.runs)
+            lower.runs = runs
             lower.written = (
                 max(upper.written[0], lower.written[0]),
                 max(upper.written[1], lower.written[1]),
             )
             state = self.places[place]
-            del state.nodes[node.id]
-            state.on_merge(node, child, upper.runs)
-        node.parent.children[node.edge[:key]] = child
+            if upper.filed != NOT_FILED:
+                state.order_for(node).forget(upper, self.nodes)
+            state.on_merge(node, child, above)
+        node.parent.hang(node.edge[:key], child)
+        node.space.version += 1
         child.edge = node.edge + child.edge
         child.parent = node.parent
         del self.nodes[node.id]
@@ -177,13 +190,16 @@ class Tree:
     ) -> None:
         """Absent -> resident. For pools, the runs' spans must be known to the pool."""
         state = step(RESIDENCY, ResidencyState.ABSENT, ResidencyEvent.PUBLISH, node)
-        self._attach(node, place, Residency(state, pages, runs, written, tick))
+        residency = Residency(place, state, pages, written, tick)
+        residency.runs = runs
+        self._attach(node, residency, runs)
 
     def begin_fill(self, node: Node, place: Place, pages: bytes, op: OpId, tick: int) -> None:
         """Absent -> filling by an operation; several nodes of one path may share it."""
         state = step(RESIDENCY, ResidencyState.ABSENT, ResidencyEvent.BEGIN_FILL, node)
         self.fills.setdefault(op, []).append(node)
-        self._attach(node, place, Residency(state, pages, (), (0, 0), tick, op))
+        self.filling[node.id, place] = op
+        self._attach(node, Residency(place, state, pages, (0, 0), tick), ())
 
     def land(self, op: OpId, place: Place) -> tuple[list[Node], bytes]:
         """Filling -> resident for all nodes of an operation; a retired one is detached instead.
@@ -194,8 +210,8 @@ class Tree:
         freed: list[bytes] = []
         nodes = self.fills.pop(op)
         for node in reversed(nodes):
-            residency = node.places[place]
-            residency.op = 0
+            residency = node.there(place)
+            del self.filling[node.id, place]
             if residency.state is ResidencyState.DRAINING:
                 freed.append(self._release(node, place))
                 continue
@@ -213,7 +229,8 @@ class Tree:
         nodes = self.fills.pop(op)
         freed: list[bytes] = []
         for node in reversed(nodes):
-            residency = node.places[place]
+            residency = node.there(place)
+            del self.filling[node.id, place]
             event = ResidencyEvent.LOSE
             if residency.state is ResidencyState.DRAINING:
                 event = ResidencyEvent.RELEASE
@@ -224,14 +241,14 @@ class Tree:
 
     def drop(self, node: Node, place: Place) -> bytes:
         """Resident -> absent, of an unlocked leaf there. Returns its pages; the caller prunes."""
-        residency = node.places[place]
+        residency = node.there(place)
         step(RESIDENCY, residency.state, ResidencyEvent.DROP, node)
         return self._detach(node, place)
 
     def retire(self, node: Node, place: Place) -> None:
         """Resident or filling -> draining: matched by nobody, freed when nothing holds it."""
-        residency = node.places[place]
-        if residency.state is ResidencyState.RESIDENT:
+        residency = node.there(place)
+        if residency.state is RESIDENT:
             self._count(place, node, residency, -1)
         residency.state = step(RESIDENCY, residency.state, ResidencyEvent.RETIRE, node)
         self.refresh(node, place)
@@ -243,14 +260,10 @@ class Tree:
         freed: list[bytes] = []
         at: Node | None = node
         while at is not None and at.parent is not None:
-            residency = at.places.get(place)
-            if (
-                residency is None
-                or residency.state is not ResidencyState.DRAINING
-                or residency.locks
-                or residency.children
-                or residency.op
-            ):
+            residency = at.at(place)
+            if residency is None or residency.state is not ResidencyState.DRAINING:
+                break
+            if residency.locks or residency.children or (at.id, place) in self.filling:
                 break
             parent = at.parent
             freed.append(self._release(at, place))
@@ -264,116 +277,97 @@ class Tree:
     def lock(self, node: Node, place: Place) -> None:
         """Protect the pages of a node and its ancestors at a place (one more claim)."""
         node.ends += 1
-        state = self.places[place]
-        end = node.places[place]
-        if not end.locks and not end.children:
-            state.order_for(node).discard(node.id)  # those above have children, and are in none
         at, more = node, 0
         while at.parent is not None:
-            residency = at.places[place]
+            residency = at.here
+            while residency is not None and residency.place != place:
+                residency = residency.next
+            if residency is None:
+                raise InternalError(f"cannot lock {at!r} at {place}")
             if not residency.locks and residency.state is RESIDENT:
                 more += len(residency.pages)
             residency.locks += 1
             at = at.parent
         if more:
-            state.count(node, 0, more // 4)
+            self.places[place].count(node, 0, more // 4)
 
     def unlock(self, node: Node, place: Place) -> bytes:
         """Undo one `lock`. Returns pages that were only draining and are free now."""
         node.ends -= 1
         at, less = node, 0
         while at.parent is not None:
-            residency = at.places[place]
-            locks = residency.locks - 1
-            if locks <= 0:
-                if locks < 0:
-                    raise InternalError(f"negative lock count at {place} of {at!r}")
-                if residency.state is RESIDENT:
-                    less += len(residency.pages)
-            residency.locks = locks
+            residency = at.here
+            while residency is not None and residency.place != place:
+                residency = residency.next
+            if residency is None or residency.locks <= 0:
+                raise InternalError(f"negative lock count at {place} of {at!r}")
+            residency.locks -= 1
+            if not residency.locks and residency.state is RESIDENT:
+                less += len(residency.pages)
             at = at.parent
         if less:
             self.places[place].count(node, 0, -less // 4)
-        end = node.places[place]
-        if not end.children:
-            self.refresh(node, place)  # those above have children, and are in no order
-        return b"" if end.state is RESIDENT else self.release_drained(node, place)
+        self.refresh(node, place)  # those above have children, and are no leaves
+        end = node.at(place)
+        return b"" if end is None or end.state is RESIDENT else self.release_drained(node, place)
 
     def touch(self, steps: list[Step], place: Place, tick: int) -> None:
         """Mark the nodes of a path as used at a place, as far as they are there."""
         end: Node | None = None
         for node, _ in steps:
-            residency = node.places.get(place)
+            residency = node.here
+            while residency is not None and residency.place != place:
+                residency = residency.next
             if residency is None:
                 break
             residency.tick = tick
             end = node
         if end is not None:
-            self.refresh(end, place)  # those above have children there, and are in no order
+            self.refresh(end, place)  # those above have children there, and are no leaves
 
     def refresh(self, node: Node, place: Place) -> None:
-        """Put a node into its eviction order, or take it out, as its state says."""
-        residency = node.places.get(place)
-        if residency is None or node.parent is None:
+        """See that a node which can be evicted at a place has its turn there."""
+        residency = node.here
+        while residency is not None and residency.place != place:
+            residency = residency.next
+        if residency is None or residency.children or residency.locks:
             return
-        order = self.places[place].order_for(node)
-        if not residency.children and not residency.locks and residency.state is RESIDENT:
-            order.put(node.id, self.rank(node, place), residency.tick)
-        else:
-            order.discard(node.id)
-
-    def rank(self, node: Node, place: Place) -> int:
-        """Eviction class: at the host, mirrors of pool-resident pages (0) go before others (1)."""
-        if place == HOST:
-            for at in node.places:
-                if at > 0:  # a pool: `ids.is_pool`, without the call
-                    return 0
-            return 1
-        return 0
+        if residency.state is RESIDENT:
+            self.places[place].order_for(node).file(node, residency)
 
     # Private.
 
-    def _attach(self, node: Node, place: Place, residency: Residency) -> None:
-        if place in node.places or residency.page_count != node.page_count:
+    def _attach(self, node: Node, residency: Residency, runs: tuple[Run, ...]) -> None:
+        place = residency.place
+        if node.at(place) is not None or residency.page_count != node.page_count:
             raise InternalError(f"cannot attach {residency!r} at {place} to {node!r}")
         parent = node.parent
         if parent is not None and parent.parent is not None:
-            above = parent.places.get(place)
+            above = parent.at(place)
             if above is None:
                 raise InternalError(f"{node!r} at {place} without its ancestor {parent!r}")
             above.children += 1
-            self.refresh(parent, place)
-        node.places[place] = residency
-        state = self.places[place]
-        state.nodes[node.id] = node
-        if isinstance(state, PoolState):
-            for run in residency.runs:
-                state.spans[run.span].parts.append(node)
-        if residency.state is ResidencyState.RESIDENT:
+        node.attach(residency)
+        self.places[place].on_attach(node, runs)
+        if residency.state is RESIDENT:
             self._count(place, node, residency, 1)
         self.refresh(node, place)
         if place != HOST:
             self.refresh(node, HOST)
 
     def _detach(self, node: Node, place: Place) -> bytes:
-        residency = node.places[place]
+        residency = node.there(place)
         if residency.locks or residency.children:
             raise InternalError(f"cannot detach {residency!r} at {place} from {node!r}")
         state = self.places[place]
-        state.order_for(node).discard(node.id)
-        del node.places[place]
-        del state.nodes[node.id]
-        if residency.state is ResidencyState.RESIDENT:
+        node.detach(place)
+        state.order_for(node).forget(residency, self.nodes)
+        if residency.state is RESIDENT:
             self._count(place, node, residency, -1)
-        if isinstance(state, PoolState):
-            for run in residency.runs:
-                span = state.spans[run.span]
-                span.parts.remove(node)
-                if not span.parts:
-                    del state.spans[run.span]
+        state.on_detach(node, residency.runs)
         parent = node.parent
         if parent is not None and parent.parent is not None:
-            parent.places[place].children -= 1
+            parent.there(place).children -= 1
             self.refresh(parent, place)
         if place != HOST:
             self.refresh(node, HOST)
@@ -390,11 +384,16 @@ class Tree:
         return b""
 
     def _release(self, node: Node, place: Place) -> bytes:
-        step(RESIDENCY, node.places[place].state, ResidencyEvent.RELEASE, node)
+        step(RESIDENCY, node.there(place).state, ResidencyEvent.RELEASE, node)
         return self._detach(node, place)
 
     def _count(self, place: Place, node: Node, residency: Residency, sign: int) -> None:
+        node.space.version += 1
         pages = sign * residency.page_count
         self.places[place].count(node, pages, pages if residency.locks else 0)
         if self.tap is not None:
             self.tap(node, place, sign)
+
+    def __del__(self) -> None:
+        untie(space.root for space in self.spaces.values())
+        untie(self.nodes.values())

@@ -31,7 +31,9 @@ from directory.protocol.admin import (
 
 LINE_CHARS_MAX: Final = 1_000
 HOTTEST_MAX: Final = 100
-OWN_GAUGES: Final = {"daemon_sessions", "daemon_mover_pid", "daemon_breakers_open"}
+OWN_GAUGES: Final = frozenset(
+    {"daemon_sessions", "daemon_mover_pid", "daemon_breakers_open", "daemon_unmapping"}
+)
 
 log = structlog.get_logger("daemon")
 
@@ -121,6 +123,7 @@ def stats_report(facts: Facts, own: Mapping[str, int], *, hottest: int = 0) -> S
         histograms=recording.sums.histograms(),
         log=recording.log_report(),
         hottest=recording.hottest(min(hottest, HOTTEST_MAX)),
+        causes=recording.missed(),
     )
 
 

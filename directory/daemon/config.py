@@ -32,12 +32,16 @@ from directory.protocol.runtime_dir import default_runtime_dir
 CONFIG_VARIABLE = "TREECORED_CONFIG"
 PREFIX = "TREECORED_"
 
-DEVICE_PATTERN = r"^(cpu|cuda:GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$"
+ONE_DEVICE = r"(cpu(:[a-z]+)?|cuda:GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+DEVICE_PATTERN = rf"^{ONE_DEVICE}(,{ONE_DEVICE})*$"
 
 Checksums = Literal["off", "kept", "verified"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
-DEVICE_HELP = 'it is "cpu", or "cuda:" and the UUID of a GPU, such as "cuda:GPU-8f7e..."'
+DEVICE_HELP = (
+    'it is "cpu", or "cuda:" and the UUID of a GPU, such as "cuda:GPU-8f7e...", '
+    "or several of these with commas"
+)
 
 
 class ConfigError(Exception):
@@ -70,7 +74,8 @@ class Settings(BaseSettings):
     host_scrub: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """Bytes of the host tier that are read and compared a second, all of it in turn; 0: none."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
-    """What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as `nvidia-smi -L` names it.
+    """What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as `nvidia-smi -L` names it;
+    several with commas: a mover each.
     Never an ordinal, which means something only under one process's CUDA_VISIBLE_DEVICES."""
     host_unpinned: bool = False
     """Leave host memory unregistered with the GPU's driver: slower copies, no locked memory."""

@@ -139,9 +139,9 @@ class Daemon:
             self.movers.on_time(now_us())
             quiet = self.counters["frames"] == frames
             if quiet or self.recording.pressed:
-                self.recording.turn(now_us(), quiet=quiet, waiting=self.server.pending)
+                self.recording.turn(now_us(), quiet=quiet, waiting=self._loop.waiting)
             if self._kv is not None:
-                self._kv.on_time(idle=quiet and not self.server.pending())
+                self._kv.on_time(idle=quiet and not self._loop.waiting())
             if self._no_room:
                 self._fail_copies()
             if self._defect is not None:
@@ -252,8 +252,8 @@ class Daemon:
     def _all_counters(self, directorys: dict[str, int]) -> dict[str, int]:
         """The directory's counters and the daemon's own, under names that cannot meet."""
         own = {f"daemon_{name}": value for name, value in sorted(self.counters.items())}
-        own.update(daemon_sessions=len(self.sessions), daemon_mover_pid=self.movers.pid)
-        own["daemon_breakers_open"] = self.movers.breakers_open
+        own.update(daemon_mover_pid=self.movers.pid, daemon_breakers_open=self.movers.breakers_open)
+        own.update(daemon_sessions=len(self.sessions), daemon_unmapping=self.sessions.unmapping)
         return {**directorys, **own}
 
     @property

@@ -15,6 +15,8 @@ from directory.daemon.log import set_up_logging
 from directory.kvevents.addresses import Options
 
 PR_SET_PDEATHSIG = 1
+NICER = 5
+"""Where processors are short, who asks and who answers comes before who is told of it later."""
 
 
 def main(arguments: list[str]) -> int:
@@ -23,6 +25,7 @@ def main(arguments: list[str]) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != options.parent:
         return 1
+    os.nice(NICER)
     # What is sent to a whole terminal is for the daemon, with which this ends.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -87,6 +87,12 @@ class Loop:
         if hidden is not None and hidden.pending():
             hidden.drain()
 
+    def waiting(self) -> bool:
+        """Whether anything is there to be served now; nothing of it is taken."""
+        if self._epoll.poll(0, 1):
+            return True
+        return self._hidden is not None and self._hidden.pending()
+
     def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         poll = self._epoll.poll
         if not self._can_spin or timeout_s == 0:

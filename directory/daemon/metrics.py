@@ -54,6 +54,12 @@ COUNTERS: Final = (
     Name("restored_tokens", ("instance",), "Tokens copied into the own pool for a request"),
     Name("inserted_tokens", ("instance",), "Tokens published beyond the hit"),
     Name("not_restorable_tokens", ("instance",), "Tokens promised by a match and not restored"),
+    Name(
+        "missed_requests",
+        ("instance", "cause"),
+        "Requests by the cause of their first computed token",
+    ),
+    Name("missed_tokens", ("instance", "cause"), "Prompt tokens that were computed, by cause"),
     Name("evicted_pages", ("tier", "reason"), "Pages given up"),
     Name("restored_bytes", (), "Bytes that movers copied into pools"),
     Name("backed_up_bytes", (), "Bytes that movers copied into the host tier"),
@@ -89,6 +95,9 @@ def samples(report: StatsReport) -> dict[str, dict[tuple[str, ...], float]]:
             *("restored_tokens", "inserted_tokens", "not_restorable_tokens"),
         ):
             found[name][(where,)] = getattr(served, name)
+    for missed in report.causes:
+        found["missed_requests"][missed.instance, missed.cause] = missed.requests
+        found["missed_tokens"][missed.instance, missed.cause] = missed.tokens
     for evicted in report.evicted:
         found["evicted_pages"][evicted.tier, evicted.reason] = evicted.pages
     counters = report.counters

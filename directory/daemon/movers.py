@@ -29,8 +29,10 @@ from directory.daemon.patience import Patience, Verdict
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
 from transfer.host_tier import HostTierMemory
+from transfer.ipc.marks import mark
 from transfer.messages import Imported, Pong, Ready, Rejected, Released, Reply, TierOpened
 from transfer.mover_handle import MoverHandle
+from transfer.mover_set import MoverSet
 
 RESTART_AFTER_MS_MIN: Final = 50
 RESTART_AFTER_MS_MAX: Final = 5_000
@@ -39,7 +41,9 @@ STEADY_AFTER_MS: Final = 10_000
 STARTS_WITHOUT_SUCCESS_MAX: Final = 3
 SLOTS_LOGGED_MAX: Final = 16
 
-Say = Callable[[MoverHandle], None]
+AnyMover = MoverHandle | MoverSet
+"""One mover, or one a GPU."""
+Say = Callable[[AnyMover], None]
 
 log = structlog.get_logger("mover")
 
@@ -71,7 +75,7 @@ class Movers:
         self._sums = sums
         self._counters = counters
         self.state = MoverState.NONE
-        self._mover: MoverHandle | None = None
+        self._mover: AnyMover | None = None
         self._watched_fd = -1
         self._writing = False
         self._pools: dict[PoolId, Registration] = {}
@@ -99,7 +103,8 @@ class Movers:
     def start(self) -> None:
         """Start a mover now and tell it all that a mover has to know."""
         try:
-            mover = MoverHandle.spawn(self._device, options=self._options, held_fds=self._held_fds)
+            kind = MoverSet if "," in self._device else MoverHandle
+            mover = kind.spawn(self._device, options=self._options, held_fds=self._held_fds)
         except OSError as error:
             self._plan_restart(f"no process can be started: {error}", lived_ms=0)
             return
@@ -209,6 +214,7 @@ class Movers:
 
     def submit(self, copy: SubmitCopy) -> None:
         """Hand a copy on, now or once a mover serves; or it fails, by `on_time`."""
+        mark("copy", copy.op, copy.kind)
         was_busy = self._busy
         if self._gate.admit(copy, now_us(), serving=self.state is MoverState.SERVING):
             if not was_busy:
@@ -254,6 +260,7 @@ class Movers:
     def _take(self, reply: Reply) -> None:
         match reply:
             case CopyDone():
+                mark("copied", reply.op, reply.outcome)
                 self._gate.ended(reply, now_us())
                 self._counters[f"copies_{reply.outcome}"] += 1
                 self._host.tell(reply)
@@ -369,10 +376,12 @@ class Movers:
         return f"<Movers {self.state}, {len(self._pools)} pools, {self._gate!r}>"
 
 
-def _import(mover: MoverHandle, pool: PoolId, told: Registration) -> None:
-    named = told.message.page_table
-    mover.import_pool(pool, told.layout, told.handles, told.fds, told.sync, named)
+def _import(mover: AnyMover, pool: PoolId, told: Registration) -> None:
+    said = told.message
+    mover.import_pool(
+        pool, told.layout, told.handles, told.fds, told.sync, said.page_table, said.staging
+    )
 
 
-def _submit(copy: SubmitCopy, mover: MoverHandle) -> None:
+def _submit(copy: SubmitCopy, mover: AnyMover) -> None:
     mover.submit(copy)

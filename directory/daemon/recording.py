@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from directory.analytics.causes import Causes
 from directory.analytics.hot import HotPrefixes
 from directory.analytics.log import AccessLog
 from directory.analytics.record import Access, Eviction, Frame, Hit, Named, Reason, Room, Tier
@@ -28,7 +29,7 @@ from directory.core.place import PoolState
 from directory.daemon import clock
 from directory.daemon.names import Names, fields_of
 from directory.daemon.stats import Sums
-from directory.protocol.admin import HotPrefix, LogReport
+from directory.protocol.admin import CauseReport, HotPrefix, LogReport
 from directory.protocol.ended import Ended, Wanted, unsound
 
 log = structlog.get_logger("recording")
@@ -41,6 +42,10 @@ FLUSH_S: Final = 1.0
 CLOSE_US_MAX: Final = 500_000
 """So long the daemon's end waits for the log: the last pools' ends may be many evictions."""
 PIECES_A_TURN_MAX: Final = 64
+PIECES_PRESSED: Final = 8
+PRESSED_EVERY_US: Final = 5_000
+"""With a queue that will not hold much longer so many pieces are done at once (a quarter of a
+millisecond), so seldom: of many answers few are late then, and the others not at all."""
 POLICY: Final = "lru"
 GONE_MAX: Final = 65_536
 MOMENTS_MAX: Final = 65_536
@@ -78,6 +83,8 @@ class Recording:
         self.names = Names()
         self.chains = Chains()
         self.hot = HotPrefixes()
+        self.causes = Causes()
+        """Of the requests in the log; without a log nobody says their paths."""
         self.gone: OrderedDict[tuple[bytes, int], Gone] = OrderedDict()
         """By namespace digest and digest of the first page that went."""
         self.past: Counter[str] = Counter()
@@ -97,7 +104,8 @@ class Recording:
         self.patience_s = IDLE_S
         """How long the log can wait for its turn, from now on."""
         self.pressed = False
-        """Whether it must have a piece of work done in every turn."""
+        """Whether it must have some work done even while somebody asks."""
+        self._pressed_us = 0
         self._moments: dict[Tier, _Moments] = {"device": _Moments(), "host": _Moments()}
 
     @property
@@ -170,11 +178,15 @@ class Recording:
     # When nobody waits.
 
     def turn(self, now_us: int, *, quiet: bool, waiting: Callable[[], bool]) -> None:
-        """Do some work: while nobody is waiting after a quiet moment, or a single piece when the
+        """Do some work: while nobody is waiting after a quiet moment, or now and then when the
         queue will not hold much longer."""
         recorder, access_log = self._recorder, self._log
-        if recorder is None or access_log is None or not (quiet or self.pressed):
+        if recorder is None or access_log is None:
             return
+        if not quiet:
+            if not self.pressed or now_us < self._pressed_us + PRESSED_EVERY_US:
+                return
+            self._pressed_us = now_us
         at_us = self.wall_us(now_us)
         try:
             self._work_on(recorder, at_us, quiet, waiting)
@@ -190,7 +202,7 @@ class Recording:
     def _work_on(
         self, recorder: Recorder, at_us: int, quiet: bool, waiting: Callable[[], bool]
     ) -> None:
-        for _ in range(PIECES_A_TURN_MAX if quiet else 1):
+        for _ in range(PIECES_A_TURN_MAX if quiet else PIECES_PRESSED):
             if not recorder.step(at_us) or (quiet and waiting()):
                 return
 
@@ -234,6 +246,13 @@ class Recording:
             log.last_error,
         )
 
+    def missed(self) -> tuple[CauseReport, ...]:
+        """Why tokens were computed, by instance and cause; nothing without an access log."""
+        return tuple(
+            CauseReport(instance, cause.value, sums.requests, sums.tokens)
+            for (instance, cause), sums in sorted(self.causes.sums.items())
+        )
+
     def hottest(self, most: int) -> tuple[HotPrefix, ...]:
         """The prefixes that saved most pages of late; none without an access log."""
         return tuple(
@@ -254,7 +273,7 @@ class Recording:
         if ended.kind == "request":
             self.hot.add(namespace, digests, hit.total // pool.page_size)
         since_us = now_us - ended.age_us
-        yield Access(
+        access = Access(
             at_us=self.wall_us(since_us),
             tokens=ended.prompt_tokens,
             page_tokens=pool.page_size,
@@ -276,6 +295,8 @@ class Recording:
             lookups=ended.lookups,
             output_tokens=ended.output_tokens,
         )
+        yield access
+        self.causes.add(access)
 
     def _eviction(
         self,

@@ -13,7 +13,7 @@ from directory.core import limits
 from directory.core.errors import BadMessage, TooLarge
 from directory.core.events import PoolRegistered
 from directory.protocol.messages import Register
-from transfer.imports import TABLE_FDS
+from transfer.imports import STAGE_FDS, TABLE_FDS
 from transfer.ipc.channel import close_fds
 from transfer.ipc.memory import MemoryHandle
 from transfer.ipc.sync import SyncHandle
@@ -28,8 +28,8 @@ _handles: msgspec.msgpack.Decoder[tuple[MemoryHandle, ...]] = msgspec.msgpack.De
 
 
 class Registration:
-    """One pool as its scheduler described it. `fds`: allocations, timelines, words; `sync`: how
-    its timelines are to be read."""
+    """One pool as its scheduler described it. `fds`: allocations, tables, what staging needs;
+    `sync`: how its timelines are to be read."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Registration:
             raise TooLarge(
                 f"a page of {layout.page_bytes} bytes, at most {limits.MESSAGE_BYTES_MAX}"
             )
-        if len(fds) < TABLE_FDS + message.page_table:
+        if len(fds) < TABLE_FDS + message.page_table + STAGE_FDS * message.staging:
             raise BadMessage(
-                f"{len(fds)} descriptors came with the pool; those of the timelines, of the words "
-                "and of a page table that it announces must come with it"
+                f"{len(fds)} descriptors came with the pool; those of the timelines, of the words, "
+                "and of a page table and a stage ring that it announces must come with it"
             )
         return cls(message, layout, handles, fds, sync)
 

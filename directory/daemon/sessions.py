@@ -55,6 +55,7 @@ from directory.protocol.messages import (
 )
 from directory.protocol.version import agree
 from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
+from transfer.ipc.stage_ring import STAGE_BELOW_BYTES
 
 SECRET_BYTES: Final = 32
 BACKLOG: Final = 64
@@ -94,6 +95,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def unmapping(self) -> int:
+        """Pools without a session that a mover has not let go of: clean-ups under way."""
+        return len(self._instances.keys() - self._by_pool.keys()) + len(self._mapped_still)
 
     def listen(self, path: Path, readers_dir: Path | None = None) -> None:
         """Open the listener; the path must be free. `readers_dir`: for others of its group."""
@@ -326,7 +332,7 @@ class Sessions:
         session.step(SessionEvent.HELLO)
         software = hello.software[:TEXT_CHARS_MAX]
         log.info("session opened", pid=session.peer.pid, version=version, software=software)
-        self._send(session, Welcome(version, self._host.epoch))
+        self._send(session, Welcome(version, self._host.epoch, STAGE_BELOW_BYTES))
 
     def _admin(self, session: Session, request: AdminRequest, fds: Sequence[int]) -> None:
         """Answer a question; whoever is let in to this socket is the daemon's own user."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from directory.core.directory import Directory
 from directory.core.ids import HOST, Place
-from directory.core.node import Node, Space
+from directory.core.node import Node, RootedSpace, Space
 from directory.daemon.names import fields_of
 from directory.daemon.recording import Recording
 from directory.protocol.admin import AdminTree, NodeReport, SpaceReport, TreeReport
@@ -63,7 +63,7 @@ def tree_report(directory: Directory, recording: Recording, request: AdminTree) 
     )
 
 
-def _look(directory: Directory, space: Space, request: AdminTree, most: int) -> list[_Seen]:
+def _look(directory: Directory, space: RootedSpace, request: AdminTree, most: int) -> list[_Seen]:
     """Nodes of a namespace from the root down, each after its parent, with their totals."""
     seen: list[_Seen] = []
     waiting: deque[tuple[Node, _Seen | None]] = deque(

@@ -110,6 +110,16 @@ class EvictedReport(msgspec.Struct, frozen=True):
     pages: int
 
 
+class CauseReport(msgspec.Struct, frozen=True):
+    """Why tokens were computed: requests whose first computed token has this cause, and tokens.
+    Counted as requests are written to the access log, so a little later than the other sums."""
+
+    instance: str
+    cause: str
+    requests: int
+    tokens: int
+
+
 class TierReport(msgspec.Struct, frozen=True):
     """The host tier: bytes that it may have, and of what it holds pages by page size."""
 
@@ -157,6 +167,7 @@ class StatsReport(msgspec.Struct, frozen=True, tag="stats_report", kw_only=True)
     histograms: tuple[HistogramReport, ...] = ()
     log: LogReport | None = None
     hottest: tuple[HotPrefix, ...] = ()
+    causes: tuple[CauseReport, ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True):

@@ -60,10 +60,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The version both speak and the daemon's boot epoch."""
+    """The version both speak and the daemon's boot epoch. `staging_below`: pools whose smallest
+    chunk has fewer bytes may register with a staging slab (0: none may)."""
 
     version: int
     epoch: int
+    staging_below: int = 0
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
@@ -75,7 +77,9 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     how the timelines are to be read (empty: they say it all). Each rank of an instance registers
     on a session of its own, with the fingerprint of the group and the memory of the rank.
     `page_table`: page lists of this pool are names in 0..page_count-1, and one more memfd follows,
-    with a u32 a name: the number of the page that it stands for.
+    with a u32 a name: the number of the page that it stands for. `staging`: the layout's last
+    allocation is a staging slab, and at the end come a memfd with the stage ring
+    (transfer/ipc/stage_ring.py) and an event descriptor that wakes whoever serves it.
     """
 
     instance: str
@@ -87,6 +91,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     rank: int = 0
     sync: bytes = b""
     page_table: bool = False
+    staging: bool = False
 
 
 class Registered(msgspec.Struct, frozen=True, tag="registered"):

@@ -22,6 +22,7 @@ from scheduler_shim.sglang.page_digests import PageDigests
 from scheduler_shim.sglang.pools import SglangPool
 from scheduler_shim.sglang.settings import Settings, load_settings
 from scheduler_shim.sglang.shim import Shim
+from transfer.ipc.marks import mark
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ def build_cache(context: Any) -> Any:
     that it must be there.
     """
     settings = load_settings()
+    mark.begin()  # what was imported before the fork had another environment
     compat.check_supported(context)
     pool = SglangPool.of(
         context,
         model_id=settings.model_id,
         share_versions=settings.share_versions,
         landings=settings.fills_max if settings.loads == "layerwise" else 0,
+        staging_bytes=settings.staging_mib << 20,
     )
     try:
         shim = make_shim(context, pool, settings)

@@ -140,11 +140,16 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
 
     def find_path(self, path: Path, req: Any = None) -> Handle:
         """As `find`, of a path that is made already."""
-        found = self.shim.tree.find(path.key, path.tokens)
         last = getattr(req, "last_node", None)
-        if found.node is not None and isinstance(last, Handle) and last.found.node is found.node:
-            return last  # nothing of it has moved: the node is the same one
-        return self._handle(path, found)
+        if not isinstance(last, Handle):
+            last = None
+        same = last is not None and last.asked is path.tokens and last.key is path.key
+        found = self.shim.tree.find(path.key, path.tokens, last.found if last and same else None)
+        if last is None or found.node is None or last.found.node is not found.node:
+            last = self._handle(path, found)
+        last.found = found  # else nothing of it has moved: the node is the same one
+        last.asked = path.tokens
+        return last
 
     def _handle(self, path: Path, found: Found) -> Handle:
         pages = len(found.pages) // 4

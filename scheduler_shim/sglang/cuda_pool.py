@@ -17,10 +17,12 @@ from scheduler_shim.sglang.buffers import KvTensor
 from transfer.ipc.cuda_driver import Driver
 from transfer.ipc.cuda_export import Exported, close_exported, export_tensor
 from transfer.ipc.cuda_mapped import MappedMemory
+from transfer.ipc.cuda_staging import CudaSlab
 from transfer.ipc.cuda_sync import CudaTimelines, StreamWaiter
 from transfer.ipc.memory import MemoryHandle
 from transfer.ipc.page_table import PageTable
 from transfer.ipc.sync import TimelineTable
+from transfer.layout import PoolLayout
 
 
 def uuid_of(device: torch.device) -> str:
@@ -33,6 +35,7 @@ class ExportedTensors:
 
     def __init__(self, driver: Driver, tensors: Sequence[KvTensor]) -> None:
         """Export them; raises `ImportFailed` with the cure for memory that cannot be shared."""
+        self._driver = driver
         self._exported: list[Exported] = []
         self._numbers: dict[int, int] = {}
         sizes: list[int] = []
@@ -73,6 +76,10 @@ class ExportedTensors:
         """Allocation and byte offset of a tensor's first element."""
         base = part.tensor.untyped_storage().data_ptr()
         return self._numbers[base], part.tensor.data_ptr() - base
+
+    def make_slab(self, layout: PoolLayout, nbytes: int) -> CudaSlab:
+        """A staging slab beside them."""
+        return CudaSlab(self._driver, layout, list(self._numbers), nbytes)
 
     def close(self) -> None:
         """Close the descriptors: they keep the memory alive. Repeatable."""

@@ -21,12 +21,14 @@ class Handle:
     """One path of the own pool: `pages` whole pages, packed in `tokens`, named in `found.pages`.
 
     `locks`: how often SGLang has it locked; as long, `request` is what protects the path. `slots`:
-    where the pages lie, once somebody has asked. Mutated by the cache alone. `children`: what is
+    where the pages lie, once somebody has asked. `asked`: the tokens for which the path was found
+    last, this very object. Mutated by the cache alone. `children`: what is
     further down in the order of waiting requests, as `grow` has set it.
     """
 
     __slots__ = (
         "__weakref__",
+        "asked",
         "children",
         "found",
         "key",
@@ -44,6 +46,7 @@ class Handle:
         self.found = found
         self.pages = len(found.pages) // 4
         self.locks = 0
+        self.asked: bytes | None = None
         self.request: Request | None = None
         self.slots: torch.Tensor | None = None
         self.children: dict[int, Handle | Fork] = {}

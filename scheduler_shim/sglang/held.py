@@ -38,6 +38,7 @@ from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.targets import Targets
 from scheduler_shim.sglang.waiting import HELD, Around, Entry, KeyOf, Stage, Waiting
 from scheduler_shim.thin_tree import ThinTree
+from transfer.ipc.marks import mark
 
 LOSSES_MAX: Final = 2
 """After so many lost landings a request is admitted without."""
@@ -67,7 +68,7 @@ class HeldBack:
     def tick(self, waiting: Sequence[Waiting], now_us: int) -> None:
         """Look at the head of the queue: start look-ups, forget who is gone, end long waits."""
         self._tick += 1
-        asks = self._settings.asks_max
+        asks, reask_us = self._settings.asks_max, 1_000 * self._settings.reask_ms
         for position, req in enumerate(waiting):
             if position >= self._settings.window:
                 break
@@ -75,7 +76,7 @@ class HeldBack:
             if entry is None:
                 entry = self._enter(req, now_us)
             entry.seen = self._tick
-            if asks > 0 and (entry.stage is Stage.NEW or self._worth_asking(entry, now_us)):
+            if asks > 0 and (entry.stage is Stage.NEW or entry.worth_asking(now_us, reask_us)):
                 asks -= self._look_up(entry, now_us)
         for entry in list(self._entries.values()):
             if entry.seen != self._tick:
@@ -97,6 +98,7 @@ class HeldBack:
                 self.let_go(request)
         elif fill is not None and reply is not None:
             self.fills.end(fill)
+            mark("answered", seq)
             if not self._loads.take(fill, reply):
                 self._on_answer(fill, reply, now_us)
 
@@ -162,6 +164,7 @@ class HeldBack:
         key, tokens = self._key_of(req)
         entry = Entry(req.rid, self._around.request(key, tokens), now_us)
         self._entries[req.rid] = self._by_number[entry.request.number] = entry
+        mark("seen", req.rid)
         return entry
 
     def _look_up(self, entry: Entry, now_us: int) -> int:
@@ -184,16 +187,11 @@ class HeldBack:
         request.seq = client.ask(self._question(request))
         if request.seq:
             self._asking[request.seq] = entry
+            mark("asked", entry.rid, request.seq)
             # Who is asked for again because it has waited long is not held back for the answer.
             entry.stage = Stage.PASSED if again else Stage.ASKING
             self._around.count("asked")
         return 1
-
-    def _worth_asking(self, entry: Entry, now_us: int) -> bool:
-        """It has passed, and waits so long that others may have published what it wants."""
-        waited_us = now_us - entry.asked_us
-        under_way = entry.stage is not Stage.PASSED or entry.request.seq
-        return not under_way and waited_us >= 1_000 * self._settings.reask_ms
 
     def _on_matched(self, entry: Entry, reply: AnyReply | None, now_us: int) -> None:
         """What lies beyond the own pool is known now."""
@@ -203,6 +201,7 @@ class HeldBack:
             self._around.count("matches_missed")
             return
         beyond = reply.restorable_pages
+        mark("matched", entry.rid, beyond, reply.peer_pages)
         if isinstance(tree, MirroredTree):
             request.lease(reply.receipt)
             request.reach = len(request.row) + beyond
@@ -300,6 +299,7 @@ class HeldBack:
             if seq:
                 self.fills.begin(seq, request, targets)
                 self._wait_for_fill(entry)
+                mark("restore", entry.rid, seq, len(targets))
                 around.count("restores")
                 around.count("pages_asked_for", len(targets))
                 return True

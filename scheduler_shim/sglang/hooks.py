@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from scheduler_shim.sglang import ends
 from scheduler_shim.sglang.shim import Shim
+from transfer.ipc.marks import mark
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +183,7 @@ def admitted(shim: Shim, req: Any) -> None:
     else:  # what is being loaded SGLang knows itself
         loading = shim.loads.launch(req)
     shim.gone(req.rid)
+    mark("admitted", req.rid)
     ends.admitted(shim, req, restored + loading, peers)
     told = getattr(req, "_cache_breakdown_computed", None)
     if not restored or told is not False or req.retracted_stain:
@@ -199,11 +201,16 @@ def around_results(
 ) -> Any:
     """Before a batch's outputs are used it is known which of its loads are lost."""
     shim = shim_of(scheduler)
+    copied = getattr(result, "copy_done", None)
+    synchronize = copied.synchronize if copied is not None else lambda: None
+    if shim is not None and mark.on:
+        mark("launched", *(req.rid for req in batch.reqs))
     if shim is not None and shim.loads.enabled:
-        copied = getattr(result, "copy_done", None)
-        synchronize = copied.synchronize if copied is not None else lambda: None
         work = partial(shim.loads.results, batch.reqs, synchronize)
         guarded(shim, "the end of loads", work, None)
+    if shim is not None and mark.on:
+        synchronize()
+        mark("computed", *(req.rid for req in batch.reqs))
     reqs = list(batch.reqs) if shim is not None else []
     outcome = original(scheduler, batch, result, *args, **kwargs)
     if shim is not None:

@@ -41,10 +41,11 @@ class PackedRequest:
     `origin`, `outputs`: the request's own arrays. Outputs are only ever appended to; whatever else
     happens to the tokens comes as another array (SGLang relies on the same). `count`: how many
     tokens are packed; `packed` stays empty where they do not say what is computed. `items`: ids
-    that were replaced before they were packed.
+    that were replaced before they were packed. `path`, `path_count`: the last prefix that was asked
+    for, so that whoever asks again gets the same object.
     """
 
-    __slots__ = ("count", "items", "key", "origin", "outputs", "packed")
+    __slots__ = ("count", "items", "key", "origin", "outputs", "packed", "path", "path_count")
 
     def __init__(
         self, request: Any, key: NamespaceKey, packed: bytes, count: int, items: Items
@@ -55,6 +56,8 @@ class PackedRequest:
         self.packed = packed
         self.count = count
         self.items = items
+        self.path: Path | None = None
+        self.path_count = 0
 
 
 class KeyMaker:
@@ -93,7 +96,10 @@ class KeyMaker:
     def of_prefix(self, request: Any, tokens: array[int], count: int) -> Path:
         """Whole pages of the first `count` tokens of a request; `tokens`: where they stand."""
         packed = self._packed(request, tokens, count)
-        return Path(packed.key, self._whole_pages(packed.packed, count, packed.key))
+        if packed.path is None or packed.path_count != count:
+            tokens_packed = self._whole_pages(packed.packed, count, packed.key)
+            packed.path, packed.path_count = Path(packed.key, tokens_packed), count
+        return packed.path
 
     def of_key(self, radix_key: Any, request: Any = None) -> Path:
         """Whole pages of a radix key of SGLang's, as far as its limit.
@@ -177,6 +183,7 @@ class KeyMaker:
         more = pack(source, first - skipped, end, bigram=self._bigram, wide=known.key.wide)
         if more is not None and known.packed:
             known.packed += more
+            known.path = None
             known.count = end + skipped
 
     def _key(

@@ -15,9 +15,8 @@ exactly that request ends, with SGLang's status 503.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Any
 
 from directory.core.actions import AnyReply, Restored
 from directory.core.events import Restore
@@ -31,14 +30,12 @@ from scheduler_shim.request import Request
 from scheduler_shim.sglang.checking import Unchecked
 from scheduler_shim.sglang.layer_counter import LayerCounter, Layers
 from scheduler_shim.sglang.load import AroundLoads, Load, LoadLookUps, end_request
+from scheduler_shim.sglang.looks import PEEK_US, Looks
 from scheduler_shim.sglang.offers import Offers
 from scheduler_shim.sglang.settings import Settings
+from transfer.ipc.marks import mark
 
 logger = logging.getLogger(__name__)
-
-SPIN_S: Final = 50e-6
-SPINS: Final = 10
-PEEK_US: Final = 500
 
 
 class Layerwise:
@@ -101,6 +98,7 @@ class Layerwise:
             return b""
         self._by_rid[load.rid] = self._by_seq[load.fill.seq] = load
         self._around.count("loads")
+        mark("load", load.rid, load.fill.seq, count)
         self._around.count("pages_asked_for", count)
         return load.targets
 
@@ -159,6 +157,8 @@ class Layerwise:
 
     def wait(self, load: Load, layer: int) -> bool:
         """A layer of a load is about to be read. False: nothing more is to be waited for."""
+        if layer in load.waited:  # by a stream, and what is asked now comes behind that
+            return not load.lost
         try:
             if self._layers is not None and self._layers.stream is not None:
                 return self._wait_in_stream(load, layer, self._layers.stream())
@@ -171,11 +171,9 @@ class Layerwise:
 
     def _wait_here(self, load: Load, layer: int) -> bool:
         """This thread runs the forward pass: wait in it, and look out for a loss meanwhile."""
-        spins, give_up_us = 0, 0
+        looks, give_up_us = Looks(), 0
         while load.wants(layer):
-            spins += 1
-            if spins % SPINS:
-                time.sleep(SPIN_S)
+            if looks.slept():
                 continue
             now_us = self._around.now_us()
             give_up_us = give_up_us or now_us + 1_000 * self._settings.layer_ms
@@ -202,15 +200,17 @@ class Layerwise:
     def _wait_in_stream(self, load: Load, layer: int, stream: int) -> bool:
         """A stream runs it: let that one wait, once a layer. What came of it `results` finds out.
 
-        Whatever the stream runs later comes after the waits, decode batches of others included.
+        Whatever the stream runs later comes after the waits, decode batches of others included; so
+        nothing is left to be waited for behind the last layer, which lands after all others.
         """
         if not load.lost and layer not in load.waited:
             load.waited.add(layer)
+            mark("waits", load.rid, layer)
             try:
                 load.landing.wait_in_stream(stream, layer, self._settings.layer_ms / 1_000)
             except LoadLost as error:
                 self._lose(load, str(error))
-        return not load.lost
+        return not load.lost and layer < self.counter.num_layers - 1
 
     def results(self, reqs: Collection[Any], synchronize: Callable[[], object]) -> None:
         """A batch's outputs are about to be used: end those of its requests whose load is lost.

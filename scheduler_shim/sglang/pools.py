@@ -8,13 +8,14 @@ the pages could be written while SGLang uses them for something else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
-from directory.core.errors import LayoutError
+from directory.core.errors import LayoutError, TransferError
 from directory.core.ids import CURRENT, FORWARD
 from directory.core.limits import FDS_PER_FRAME_MAX
 from scheduler_shim.landings import Landings, Streams
@@ -25,11 +26,17 @@ from scheduler_shim.sglang.fingerprint import fingerprint_of
 from scheduler_shim.sglang.layer_counter import Layers
 from scheduler_shim.sglang.names import PageNames
 from scheduler_shim.sglang.shared_memory import SharedTensors
+from scheduler_shim.staging import SlabMemory, Staging
 from transfer.ipc.memory import MappingBusy, MemoryHandle, SharedMemoryIPC
 from transfer.ipc.page_table import PageTable
+from transfer.ipc.stage_ring import STAGE_BELOW_BYTES
 from transfer.ipc.sync import TimelineTable, WordTable
+from transfer.layout import PoolLayout
 
 PAGE_TABLE_FDS = 1
+STAGING_FDS = 3
+
+log = logging.getLogger("treecored.pool")
 
 
 class KvMemory(Protocol):
@@ -52,6 +59,10 @@ class KvMemory(Protocol):
 
     def where(self, part: KvTensor) -> tuple[int, int]:
         """Allocation and byte offset of a tensor's first element."""
+        ...
+
+    def make_slab(self, layout: PoolLayout, nbytes: int) -> SlabMemory:
+        """A staging slab beside them. Raises `TransferError` where it cannot be had."""
         ...
 
     def close(self) -> None:
@@ -120,6 +131,7 @@ class SglangPool:
         memory: KvMemory,
         make_signals: Callable[[TimelineTable, PageTable], Signals],
         landings: int = 0,
+        staging_bytes: int = 0,
     ) -> None:
         """Describe a pool; `of` and `over` are the ways to make one."""
         self.kvcache = kvcache
@@ -131,7 +143,7 @@ class SglangPool:
             tensors, page_size, page_count, memory.where, memory.allocation_bytes
         )
         self.layout.check()
-        most = FDS_PER_FRAME_MAX - TABLE_FDS - PAGE_TABLE_FDS
+        most = FDS_PER_FRAME_MAX - TABLE_FDS - PAGE_TABLE_FDS - STAGING_FDS
         if len(memory.fds) > most:
             raise LayoutError(
                 f"the KV pool lies in {len(memory.fds)} allocations with descriptors, at most "
@@ -143,16 +155,24 @@ class SglangPool:
         self.page_table = PageTable.create(self._ipc, "treecored-pages", page_count)
         self.signals = make_signals(self.timelines, self.page_table)
         self.names = PageNames(page_count, page_size, tensors[0].tensor.device, self.signals.table)
+        self.staging = _staging(memory, self.layout, staging_bytes)
+        self._staged = False  # in the present registration
         self._values = [0, 0]
         self._fingerprint = b""
 
     @classmethod
     def of(
-        cls, context: Any, *, model_id: str = "", share_versions: bool = False, landings: int = 0
+        cls,
+        context: Any,
+        *,
+        model_id: str = "",
+        share_versions: bool = False,
+        landings: int = 0,
+        staging_bytes: int = 0,
     ) -> SglangPool:
         """The pool of a scheduler that is being built. `context`: its TreeCacheBuildContext;
         `model_id`, `share_versions`: as in `fingerprint_of`; `landings`: so many loads may land
-        layer by layer at the same time.
+        layer by layer at the same time; `staging_bytes`: of a staging slab (0: none).
 
         Raises `LayoutError` for a pool that cannot be shared and `TransferError` for memory that
         cannot.
@@ -166,21 +186,33 @@ class SglangPool:
                 "this SGLang does not say on which stream its forward passes run, so nobody can "
                 "tell when a page is written; use --disable-overlap-schedule"
             )
-        pool = cls.over(allocator, forward_stream=forward_stream, landings=landings)
+        pool = cls.over(
+            allocator,
+            forward_stream=forward_stream,
+            landings=landings,
+            staging_bytes=staging_bytes,
+        )
         pool._fingerprint = fingerprint_of(
             context, pool.kvcache, pool.layout, model_id=model_id, share_versions=share_versions
         ).encode()
         return pool
 
     @classmethod
-    def over(cls, allocator: Any, *, forward_stream: Any = None, landings: int = 0) -> SglangPool:
+    def over(
+        cls,
+        allocator: Any,
+        *,
+        forward_stream: Any = None,
+        landings: int = 0,
+        staging_bytes: int = 0,
+    ) -> SglangPool:
         """The pool beneath SGLang's allocator, without a fingerprint yet. Errors as `of`."""
         kvcache = allocator.get_kvcache()
         tensors = find_tensors(kvcache)
         device = torch.device(kvcache.device)
         if device.type == "cpu":
             memory = SharedTensors(kvcache, tensors)
-            return cls(kvcache, allocator, tensors, memory, CpuSignals, landings)
+            return cls(kvcache, allocator, tensors, memory, CpuSignals, landings, staging_bytes)
         if device.type != "cuda":
             raise LayoutError(f"a KV pool on {device} cannot be shared; use cpu or cuda")
         # Imported here: a CPU's scheduler runs without CUDA's bindings.
@@ -198,6 +230,7 @@ class SglangPool:
                 driver, device, timelines, pages, forward_stream
             ),
             landings,
+            staging_bytes,
         )
 
     @property
@@ -222,16 +255,22 @@ class SglangPool:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors of a registration in order: allocations, timelines, words, page table."""
-        return [*self._memory.fds, self.timelines.fd, self.words.fd, self.page_table.fd]
+        """Descriptors of a registration in order: allocations, timelines, words, page table, and
+        what staging needs."""
+        tables, staging = [self.timelines.fd, self.words.fd, self.page_table.fd], self._offered
+        if staging is None:
+            return [*self._memory.fds, *tables]
+        return [*self._memory.fds, *staging.slab_fds, *tables, *staging.fds]
 
     def packed_layout(self) -> bytes:
         """The layout as it stands in a registration."""
-        return msgspec.msgpack.encode(self.layout)
+        offered = self._offered
+        return msgspec.msgpack.encode(self.layout if offered is None else offered.layout)
 
     def packed_handles(self) -> bytes:
         """The memory handles as they stand in a registration, one an allocation."""
-        return msgspec.msgpack.encode(self._memory.handles)
+        more = () if self._offered is None else (self._offered.handle,)
+        return msgspec.msgpack.encode((*self._memory.handles, *more))
 
     def packed_sync(self) -> bytes:
         """The timelines say it all."""
@@ -262,8 +301,30 @@ class SglangPool:
             self.signals.signal(index, self._values[index])
         return self._values[FORWARD], self._values[CURRENT]
 
+    def begin_staging(self, below_bytes: int) -> bool:
+        """Make a ring for the registration that follows, where there is a slab."""
+        if self.staging is not None:
+            self._staged = self.staging.begin(below_bytes)
+        return self._staged
+
+    @property
+    def stage_requests(self) -> int:
+        """So many times movers had pages packed or unpacked."""
+        return self.staging.requests if self.staging is not None else 0
+
+    def settle(self) -> None:
+        """Wait for the stager."""
+        if self.staging is not None:
+            self.staging.settle()
+
+    @property
+    def _offered(self) -> Staging | None:
+        return self.staging if self._staged else None
+
     def close(self) -> None:
         """Give back what was made for the daemon; SGLang keeps its tensors. Repeatable."""
+        if self.staging is not None:
+            self.staging.close()
         self.signals.close()
         self.timelines.close()
         self.words.close()
@@ -275,6 +336,17 @@ class SglangPool:
 
     def __repr__(self) -> str:
         return f"<SglangPool {self.page_count} pages of {self.page_bytes} bytes>"
+
+
+def _staging(memory: KvMemory, layout: PoolLayout, nbytes: int) -> Staging | None:
+    """A slab, if one is wanted and pages are such that it helps; without it all works, too."""
+    if not nbytes or min(b.chunk_bytes for b in layout.buffers) >= STAGE_BELOW_BYTES:
+        return None
+    try:
+        return Staging(layout, memory.make_slab(layout, nbytes))
+    except TransferError as error:
+        log.warning("no staging slab, pages go as they lie: %s", error)
+        return None
 
 
 def page_count_of(allocator: Any) -> int:

@@ -81,6 +81,9 @@ class Settings(BaseSettings):
     check_digests: Path | None = None
     """Checking mode: digests of all published and all restored pages are written into this folder,
     to be compared. Not for production."""
+    staging_mib: Annotated[int, Field(ge=0, le=16_384)] = 0
+    """MiB of the device for a slab through which pages with small pieces (less than 64 KiB a layer)
+    are backed up and loaded; 256 suffice for a full bus. 0: they go as they lie."""
     stats_file: Path | None = None
     """Counters are written there as JSON, at most once a second."""
 

@@ -15,7 +15,9 @@ import torch
 
 from directory.core.errors import TransferError
 from scheduler_shim.sglang.buffers import KvTensor
+from scheduler_shim.staging import SharedSlab
 from transfer.ipc.memory import MappingBusy, MemoryHandle, SharedMapping, SharedMemoryIPC
+from transfer.layout import PoolLayout
 
 ALIGNMENT: Final = 4096
 """Of each old storage in the new memory; at least what torch's own allocations have."""
@@ -73,6 +75,10 @@ class SharedTensors:
     def where(self, part: KvTensor) -> tuple[int, int]:
         """Allocation and byte offset of a tensor's first element."""
         return 0, part.tensor.data_ptr() - self._mapping.address
+
+    def make_slab(self, layout: PoolLayout, nbytes: int) -> SharedSlab:
+        """A staging slab beside them."""
+        return SharedSlab(self._ipc, layout, [self._mapping], nbytes)
 
     def close(self) -> None:
         """Give the memory back if nothing uses it any more; else it goes with the process."""

@@ -194,12 +194,12 @@ class Shim(Tally):
     ) -> None:
         """Before a scheduling step: take answers, look at the queue, start restores.
 
-        `busy`: whether anything runs. If nothing does and all that waits is held back, this waits
-        for the daemon a moment instead of letting the loop spin. `reserved`: tokens that requests
-        in progress have yet to take, asked when a restore is about to start.
+        `busy`: whether anything runs. If nothing does and all that waits is held back, this waits a
+        moment. `reserved`: tokens that requests have yet to take, asked when a restore starts.
         """
         begin_us = self.now_us()
         self._reserved = reserved
+        self.tree.new_tick()
         self.take_answers()
         self.loads.tick()
         if self.client is not None and self.settings.loads != "none":
@@ -333,6 +333,7 @@ class Shim(Tally):
             "tree_pages": self.tree.pages,
             "free_pages": self.room.allocator.free_count,
             "tick_us_max": self._tick_us_max,
+            "stage_requests": self.pool.stage_requests,
             "rtt_us_p50": rtt.percentile(50) if rtt is not None else 0,
             "rtt_us_p99": rtt.percentile(99) if rtt is not None else 0,
         }

@@ -64,6 +64,11 @@ class Entry:
         self.restored = 0  # tokens that were restored for it
         self.peers = 0  # pages of its fills that came out of others' pools
 
+    def worth_asking(self, now_us: int, after_us: int) -> bool:
+        """It has passed, and waits so long that others may have published what it wants."""
+        under_way = self.stage is not Stage.PASSED or self.request.seq
+        return not under_way and now_us - self.asked_us >= after_us
+
     def told(self, page_size: int) -> tuple[int, int]:
         """Tokens that were restored for it, and how many of them out of others' pools."""
         return self.restored, min(self.restored, self.peers * page_size)

@@ -121,7 +121,8 @@ class History:
         expected = [at[page][who.pool] for page in range(own)]
         node, mine = None, b""
         if who.mirror is not None:
-            node, mine, _ = who.mirror.match(key, packed)
+            found = who.mirror.match(key, packed)
+            node, mine = found.node, found.pages
             who.mirror.lock(node)
             who.mirror.check()
         got = who.match(tokens, key=key, own=own)

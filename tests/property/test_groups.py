@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from directory.core.events import Mode, MoverLost, Outcome
-from directory.core.ids import HOST
 from tests.unit.directory.core.ranks import Group, Step, evict, fetch, land, publish
 from tests.unit.directory.core.world import World
 
@@ -69,8 +68,7 @@ def run(seed: int, ranks: int, modes: tuple[Mode, Mode], pace: Pace) -> World:
     assert not world.copies
     for group in groups:
         group.check()
-    for node in world.directory.tree.nodes.values():
-        assert HOST not in node.places or node.places[HOST].op == 0
+    assert not world.directory.tree.filling
     return world
 
 

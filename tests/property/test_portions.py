@@ -71,7 +71,7 @@ class Told:
             at = 0
             for run in residency.runs:
                 if self.words.read(run.span) == self.pool.spans[run.span].value:
-                    assert self.mirror.pool.owned.issuperset(pages[at : at + run.length])
+                    assert set(pages[at : at + run.length]) <= set(self.mirror.pool.owned)
                 at += run.length
 
     def insert(self, path: list[int]) -> None:

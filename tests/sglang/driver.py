@@ -11,14 +11,17 @@ import asyncio
 import functools
 import multiprocessing
 import os
+import pkgutil
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from tests.sglang import wire
 
+SCHEDULER_VARIABLE = "TESTS_SCHEDULER"
 FLUSH_S = 10.0
 """How long SGLang may wait for its requests to end before it refuses to flush."""
 
@@ -53,6 +56,17 @@ def _have_torch_native_do_latent_attention() -> None:
     handlers.AttentionBackendRegistry.register("torch_native", absorbed)
 
 
+def _engine_class() -> Any:
+    """SGLang's, or one whose scheduler begins in a function named by the environment."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    name = os.environ.get(SCHEDULER_VARIABLE)
+    if not name:
+        return Engine
+    entry = staticmethod(pkgutil.resolve_name(name))
+    return type("CountedEngine", (Engine,), {"run_scheduler_process_func": entry})
+
+
 def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +86,7 @@ def main(start: wire.Start, fd: int) -> None:
         if start.arguments.get("enable_lora"):
             _do_without_pinned_memory()
         _have_torch_native_do_latent_attention()
-        engine = sglang.Engine(**start.arguments)
+        engine = _engine_class()(**start.arguments)
     except BaseException:
         wire.send(sock, wire.Failed("", traceback.format_exc()[-4000:]))
         raise
@@ -145,9 +159,17 @@ class _Serving:
             rid=command.id,
             input_ids=command.tokens,
             sampling_params={"max_new_tokens": command.new, "temperature": 0, "ignore_eos": True},
+            stream=command.stream,
             **{name: value for name, value in given.items() if value is not None},
         )
-        answer = await anext(self._manager.generate_request(request, None))
+        began, came = time.perf_counter(), list[float]()
+        answers = self._manager.generate_request(request, None)
+        answer = await anext(answers)
+        if command.stream:
+            came.append(time.perf_counter() - began)
+            async for later in answers:
+                answer = later  # each has all tokens so far
+                came.append(time.perf_counter() - began)
         about = answer["meta_info"]
         finish = about.get("finish_reason") or {}
         return wire.Output(
@@ -156,6 +178,7 @@ class _Serving:
             int(about.get("cached_tokens") or 0),  # none where it never ran
             about.get("cached_tokens_details"),
             str(finish.get("type", "")),
+            tuple(came),
         )
 
 

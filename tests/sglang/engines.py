@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.sglang import wire
 from tests.sglang.environments import HOME, ROOT, STUBS, python_of
@@ -234,10 +234,12 @@ class Engine:
         extra_key: str | None = None,
         cache_salt: str | None = None,
         lora: str | None = None,
+        stream: bool = False,
     ) -> str:
-        """Send a request; the id is for `collect` and `abort`."""
+        """Send a request; the id is for `collect` and `abort`. `stream`: the answer says when each
+        token came."""
         name = self._name()
-        self._send(wire.Generate(name, tokens, new, extra_key, cache_salt, lora))
+        self._send(wire.Generate(name, tokens, new, extra_key, cache_salt, lora, stream))
         return name
 
     def collect(self, name: str, deadline_s: float = ANSWER_S) -> wire.Output:
@@ -255,7 +257,17 @@ class Engine:
             self._receive(give_up, f"none of {len(wanted)} requests ended")
         return self._answers.pop(ended.pop())
 
-    def generate(self, tokens: list[int], new: int = 8, **more: str) -> wire.Output:
+    def fileno(self) -> int:
+        """Readable when an answer has come."""
+        return self._sock.fileno()
+
+    def take_ended(self, names: Iterable[str]) -> dict[str, wire.Report]:
+        """Those of these requests that have ended by now; waits for none."""
+        while select.select([self._sock], [], [], 0)[0]:
+            self._receive(time.monotonic() + 1, "nothing to be received")
+        return {name: self._answers.pop(name) for name in list(names) if name in self._answers}
+
+    def generate(self, tokens: list[int], new: int = 8, **more: Any) -> wire.Output:
         """Submit and collect."""
         return self.collect(self.submit(tokens, new, **more))
 

@@ -1,6 +1,7 @@
 """Chaos over two real engines: daemon, mover and engines are killed and stopped in a storm.
 
 Every answer is compared with a cold one; at the end the engines share again and nothing is held.
+One short run is for every change, the long ones are for `make engines`.
 """
 
 import os
@@ -17,11 +18,21 @@ from tests.sglang.oracle import Oracle
 from tests.sglang.storm import TIGHT, Storm, workload
 from tests.sglang.test_kills import PAGE, assert_they_share, start
 
-pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 REQUESTS = 300
 BETWEEN = 12
 """Questions from one fault to the next; what was stopped goes on after half of them."""
+REQUESTS_SHORT = 140
+"""So many that every kind comes about once."""
+CELLS = [
+    pytest.param("0.5.23", "mirrored", REQUESTS_SHORT, id="short"),
+    *(
+        pytest.param(version, mode, REQUESTS, id=f"{version}-{mode}", marks=pytest.mark.every_cell)
+        for version in ("0.5.23", "0.5.16")
+        for mode in ("mirrored", "thin")
+    ),
+]
 
 
 class Chaos:
@@ -99,14 +110,12 @@ class Chaos:
         self.storm.run(until=max(1, self.storm.left - BETWEEN // 2))
 
 
-@pytest.mark.parametrize(
-    ("version", "mode"), [("0.5.23", "mirrored"), ("0.5.16", "mirrored"), ("0.5.23", "thin")]
-)
+@pytest.mark.parametrize(("version", "mode", "requests"), CELLS)
 def test_chaos_over_real_engines_fails_no_request(
-    version: str, mode: Mode, node: Node, oracle: Oracle
+    version: str, mode: Mode, requests: int, node: Node, oracle: Oracle
 ) -> None:
     engines: list[Engine] = start(node, version, mode)
-    storm = Storm(engines, workload(oracle, version, REQUESTS, seed=8), seed=8)
+    storm = Storm(engines, workload(oracle, version, requests, seed=8), seed=8)
     chaos = Chaos(node, storm, version, mode)
     draw = random.Random(8)
     bag: list[Callable[[], None]] = []

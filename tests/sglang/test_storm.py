@@ -14,6 +14,7 @@ from tests.sglang.storm import TIGHT, Storm, counted, workload
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
 REQUESTS = 300
+STAGED = {"TREECORED_STAGING_MIB": "1"}
 
 IN_CI = {("0.5.23", "mirrored", 16, "plain")}
 
@@ -24,6 +25,8 @@ def storms() -> list[object]:
         *product(VERSIONS, ("mirrored", "thin"), (1, 16), ("plain",)),
         ("0.5.16", "thin", 16, "overlap"),
         ("0.5.23", "mirrored", 1, "overlap"),
+        ("0.5.16", "mirrored", 1, "staged"),
+        ("0.5.23", "thin", 16, "staged"),
     ]
     return [
         pytest.param(*storm, marks=() if storm in IN_CI else pytest.mark.every_cell)
@@ -35,9 +38,10 @@ def storms() -> list[object]:
 def test_three_hundred_requests_leave_no_trace(
     version: str, mode: str, page_size: int, schedule: str, node: Node, oracle: Oracle
 ) -> None:
-    plain = schedule == "plain"
+    plain = schedule != "overlap"
+    environ = STAGED if schedule == "staged" else {}
     engines = two_engines(
-        node, version, cast(Mode, mode), page_size, disable_overlap_schedule=plain
+        node, version, cast(Mode, mode), page_size, disable_overlap_schedule=plain, environ=environ
     )
     questions = workload(oracle, version, REQUESTS, seed=page_size)
     tally = Storm(engines, questions, seed=page_size).run()
@@ -53,6 +57,8 @@ def test_three_hundred_requests_leave_no_trace(
     assert counters["bytes_restored"] > 0
     assert counters["pool_pages_evicted"] > 10 * 768 // page_size
     assert tally.hit > tally.answered // 2
+    if schedule == "staged":
+        assert all(engine.stats()["stage_requests"] > 0 for engine in engines)
 
 
 def two_engines(node: Node, version: str, mode: Mode, page_size: int, **more: Any) -> list[Engine]:

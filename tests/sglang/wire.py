@@ -37,6 +37,8 @@ class Generate(msgspec.Struct, tag=True, frozen=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     lora: str | None = None
+    stream: bool = False
+    """Say when each token came."""
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -92,6 +94,8 @@ class Output(msgspec.Struct, tag=True, frozen=True):
     """SGLang's split of `cached` by tier, where it gives one."""
     finish: str = ""
     """Why it ended: "length", "abort" and so on."""
+    came: tuple[float, ...] = ()
+    """Seconds from the order's arrival to each piece of output, if the order wanted to know."""
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):

@@ -43,7 +43,7 @@ def audit(daemon: SimDaemon, contents: Contents) -> int:
                 readable = residency.state is ResidencyState.RESIDENT or (
                     residency.state is ResidencyState.DRAINING and residency.locks
                 )
-                if not readable or (residency.op and place == HOST):
+                if not readable or (node.id, place) in daemon.directory.tree.filling:
                     continue
                 if place == HOST:
                     assert tier is not None

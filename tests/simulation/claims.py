@@ -57,9 +57,10 @@ class HostOrder:
             return
         nodes = daemon.directory.tree.nodes
         for order in daemon.directory.host.orders.values():
-            mirrored = [any(is_pool(place) for place in nodes[at].places) for at in order]
+            leaves = order.leaves(nodes)
+            mirrored = [any(is_pool(place) for place in nodes[at].places) for at in leaves]
             if mirrored != sorted(mirrored, reverse=True):
-                raise Violation(self.name, f"{list(order)} with mirrors {mirrored}")
+                raise Violation(self.name, f"{leaves} with mirrors {mirrored}")
 
 
 def further_checkers() -> list[Checker]:

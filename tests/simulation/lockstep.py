@@ -55,7 +55,8 @@ class Shadow:
 
     def match(self, body: Match) -> _Hit:
         """A Match was sent."""
-        return _Hit(*self._mirror.match(body.namespace, body.tokens))
+        hit = self._mirror.match(body.namespace, body.tokens)
+        return _Hit(hit.node, hit.pages, hit.page_count)
 
     def matched(self, hit: _Hit, reply: Matched) -> None:
         """Its answer came."""

@@ -45,9 +45,9 @@ def arrive_again(original: Call) -> Call:
 
 @seam(DaemonClient, "_push")
 def push_a_release_once(original: Call) -> Call:
-    def _push(self: DaemonClient, body: Request, *, asks: bool) -> int:
+    def _push(self: DaemonClient, body: Request, *, asks: bool, hold: bool = False) -> int:
         unsent = self.counters.get("frames_not_sent", 0)
-        seq: int = original(self, body, asks=asks)
+        seq: int = original(self, body, asks=asks, hold=hold)
         if isinstance(body, Unlock) and self.counters.get("frames_not_sent", 0) > unsent:
             # The socket was full: the release is forgotten and its number used again.
             del self._stream._open[seq]
@@ -115,8 +115,8 @@ def settle_unseen(original: Call) -> Call:
 @seam(Engine, "submit")
 def submit_with_words_of_now(original: Call) -> Call:
     def submit(self: Engine, request: SubmitCopy) -> None:
-        if all(self._alive(word.pool) for word in request.words):
-            now = [Word(w.pool, w.slot, self._word(w.pool, w.slot)) for w in request.words]
+        if all(self._pools.alive(word.pool) for word in request.words):
+            now = [Word(w.pool, w.slot, self._pools.word(w.pool, w.slot)) for w in request.words]
             request = msgspec.structs.replace(request, words=tuple(now))
         original(self, request)
 

@@ -15,7 +15,7 @@ from directory.core.copies import Copy, Guard
 from directory.core.events import CopyDone, Restore
 from directory.core.ids import HOST, OpId, Place, PoolId, is_pool
 from directory.core.lease import Lease, LeaseTable
-from directory.core.node import Node, Residency, Space
+from directory.core.node import Node, Residency, RootedSpace
 from directory.core.place import PoolState
 from directory.core.pool import OwnMatch
 from directory.core.registry import Registry
@@ -42,12 +42,20 @@ def held_prefix_of_any_pool(original: Call) -> Call:
     return _held_prefix
 
 
-@seam(core_requests, "match_own")
-def match_own_without_use(original: Call) -> Call:
-    def match_own(tree: Tree, pool: PoolState, space: Space, steps: list[Step]) -> OwnMatch:
+@seam(core_requests, "match_path")
+def match_path_without_use(original: Call) -> Call:
+    def match_path(
+        tree: Tree,
+        pool: PoolState,
+        space: RootedSpace,
+        tokens: bytes,
+        host_tick: int = 0,
+        after: OwnMatch | None = None,
+    ) -> OwnMatch:
+        steps = tree.walk(space, tokens)
         here = [node.places[pool.place] for node, _ in steps if pool.place in node.places]
         ticks = [residency.tick for residency in here]
-        found: OwnMatch = original(tree, pool, space, steps)
+        found: OwnMatch = original(tree, pool, space, tokens, host_tick, after)
         for residency, tick in zip(here, ticks, strict=True):
             residency.tick = tick
         if found.pages:
@@ -55,7 +63,7 @@ def match_own_without_use(original: Call) -> Call:
             tree.refresh(found.node, pool.place)
         return found
 
-    return match_own
+    return match_path
 
 
 @seam(LeaseTable, "release")
@@ -229,7 +237,7 @@ POOLS: Final = (
     Mutant(
         "match-is-no-use",
         "a thin pool's match does not count as a use, so the mirror would evict others",
-        (match_own_without_use,),
+        (match_path_without_use,),
         mode="thin",
         pins={"arrival_us": 3_000, "running_max": 5, "waiting_max": 4},
         rates={"abort": 0.5},

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from directory.core import eviction as core_eviction
 from directory.core import tree as core_tree
 from directory.core.ids import HOST, Place
 from directory.core.namespace import NamespaceKey
-from directory.core.node import Node
+from directory.core.node import Node, Residency
 from directory.core.states import ResidencyState
 from directory.core.tree import Tree
 from tests.simulation.mutants_seams import Call, Mutant, Patch, seam
@@ -86,28 +87,29 @@ def prune_what_drains(original: Call) -> Call:
         if node.parent is None or node.children or states != {ResidencyState.DRAINING}:
             original(self, node)
             return
-        del node.parent.children[node.edge[: node.space.page_key]]
+        node.parent.unhang(node.edge[: node.space.page_key])
         del self.nodes[node.id]
         original(self, node.parent)
 
     return prune
 
 
-@seam(Tree, "lock")
-def lock_without_leaving_the_order(original: Call) -> Call:
-    def lock(self: Tree, node: Node, place: Place) -> None:
-        original(self, node, place)
-        residency = node.places.get(place)
-        if residency is not None and not residency.children:
-            self.places[place].order_for(node).put(node.id, self.rank(node, place), residency.tick)
+@seam(core_eviction, "evictable")
+def evictable_though_leased(original: Call) -> Call:
+    def evictable(residency: Residency) -> bool:
+        locks, residency.locks = residency.locks, 0
+        try:
+            return bool(original(residency))
+        finally:
+            residency.locks = locks
 
-    return lock
+    return evictable
 
 
-@seam(Tree, "rank")
+@seam(core_eviction, "rank")
 def rank_the_other_way(original: Call) -> Call:
-    def rank(self: Tree, node: Node, place: Place) -> int:
-        right: int = original(self, node, place)
+    def rank(node: Node, place: Place) -> int:
+        right: int = original(node, place)
         return 1 - right if place == HOST else right
 
     return rank
@@ -192,7 +194,7 @@ TREE: Final = (
     Mutant(
         "evict-of-a-leased-node",
         "a leased leaf stays in the eviction order",
-        (lock_without_leaving_the_order,),
+        (evictable_though_leased,),
     ),
     Mutant(
         "host-gives-up-the-only-copy",

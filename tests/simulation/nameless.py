@@ -116,7 +116,7 @@ def _write_nodes(
         parent = node.parent
         short = parent is None or parent.parent is None
         out += (naming[_end(node)], len(node.edge), short, node.ends, naming[_end(eldest)])
-        places = node.places
+        places = dict(node.places)
         if HOST in places and next(iter(places)) != HOST:
             # The order of pools decides which source is taken, the host's place in it nothing.
             places = {HOST: places[HOST], **places}
@@ -126,7 +126,7 @@ def _write_nodes(
                 STATES[residency.state],
                 residency.locks,
                 ranks[place][residency.tick],
-                ops[residency.op],
+                ops[tree.filling.get((node.id, place), 0)],
             )
             for run in residency.runs:
                 out += (run.first, run.length)

@@ -164,7 +164,7 @@ class MirroredOwn:
 
     def tree_pages(self) -> set[int]:
         """Pages in the mirror."""
-        return self.mirror.pool.owned
+        return set(self.mirror.pool.owned)
 
     def check(self) -> list[str]:
         """The mirror's own check."""

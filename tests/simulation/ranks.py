@@ -238,8 +238,8 @@ class LeadingClient(DaemonClient):
         behind = sum(follower.open_count for follower in self._followers)
         return super().open_count + len(self._waiting) + behind
 
-    def _push(self, body: Request | Ended, *, asks: bool) -> int:
-        seq = super()._push(body, asks=asks)
+    def _push(self, body: Request | Ended, *, asks: bool, hold: bool = False) -> int:
+        seq = super()._push(body, asks=asks, hold=hold)
         for follower in self._followers:
             if seq and follower.client is not None:
                 follower.do(partial(follower.say, follower.client, seq, body, asks))

@@ -10,15 +10,15 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
-from sortedcontainers import SortedList
-
 from directory.core.actions import SubmitCopy
 from directory.core.copies import Copy
 from directory.core.eviction import EvictionOrder
 from directory.core.ids import HOST
 from directory.core.lease import Lease
-from directory.core.node import Node, Residency, Space
-from directory.core.place import PlaceState, PoolState, SpanState
+from directory.core.node import Node, Residency, RootedSpace
+from directory.core.page_set import PageSet
+from directory.core.place import PlaceState, PoolState
+from directory.core.spans import SpanState
 from tests.simulation.tiny import Tiny
 from tests.simulation.tiny_parts import KEY, Scheduler
 
@@ -32,7 +32,7 @@ of_copy = attrgetter(
     *("peer_pages", "so_far", "words"),
 )
 of_scheduler = attrgetter("pool", "mode", "seq", "receipt", "key", "own", "beyond", "restore")
-SPACE = Space(b"f", KEY, 1, 1)
+SPACE = RootedSpace(b"f", KEY, 1, 1)
 """The only space there ever is."""
 
 
@@ -72,7 +72,7 @@ def save(tiny: Tiny) -> Saved:
             host.locked_pages,
             host.tick,
             tuple(host.evictable.items()),
-            tuple((size, _order(order)) for size, order in host.orders.items()),
+            tuple(host.orders),
             tuple(slots.page_bytes_of.items()),
             tuple((size, tuple(free)) for size, free in slots._free.items()),
             tuple(slots._capacity.items()),
@@ -80,7 +80,6 @@ def save(tiny: Tiny) -> Saved:
         tuple(
             (
                 of_pool(pool),
-                _order(pool.order),
                 tuple((s, sp.value, tuple(n.id for n in sp.parts)) for s, sp in pool.spans.items()),
                 tuple(pool.owned),
                 tuple(pool.filling),
@@ -127,10 +126,6 @@ def save(tiny: Tiny) -> Saved:
     )
 
 
-def _order(order: EvictionOrder) -> tuple[Values, ...]:
-    return tuple(sorted(order._keys.values()))
-
-
 def _nodes(tiny: Tiny) -> tuple[Values, ...]:
     """The nodes, each after its parent and before those that came after it."""
     found: list[Values] = []
@@ -140,7 +135,7 @@ def _nodes(tiny: Tiny) -> tuple[Values, ...]:
         node = stack.pop()
         assert node.parent is not None
         residencies = tuple(
-            (place, r.state, r.pages, r.runs, r.written, r.tick, r.op, r.locks, r.children)
+            (place, r.state, r.pages, r.runs, r.written, r.tick, r.locks, r.children)
             for place, r in node.places.items()
         )
         found.append((node.id, node.parent.id, node.edge, node.ends, residencies))
@@ -159,6 +154,7 @@ def load(tiny: Tiny, saved: Saved) -> None:
     registry._generations = dict(generations)
     nodes = _load_nodes(tiny, saved.nodes)
     tree.fills = {op: [nodes[node] for node in ids] for op, ids in saved.fills}
+    tree.filling = {(node, HOST): op for op, ids in saved.fills for node in ids}
     _load_host(tiny, saved.host, nodes)
     _load_pools(tiny, saved.pools, nodes)
     held = leases._held
@@ -192,42 +188,38 @@ def _node(id_: int | None, nodes: dict[int, Node]) -> Node | None:
 
 def _load_nodes(tiny: Tiny, saved: tuple[Values, ...]) -> dict[int, Node]:
     tree = tiny.directory.tree
-    root = SPACE.root
-    root.children = {}
+    space = RootedSpace(SPACE.fingerprint, KEY, 1, 1)  # a tree's own: it unties it when it goes
+    root = space.root
     nodes: dict[int, Node] = {}
     for id_, above, edge, ends, residencies in saved:
         parent = nodes[above] if above else root
-        node = nodes[id_] = Node(id_, parent, edge, SPACE)
+        node = nodes[id_] = Node(id_, parent, edge, root.space)
         node.ends = ends
-        parent.children[edge[:4]] = node
+        parent.hang(edge[:4], node)
         places = node.places
-        for place, state, pages, runs, written, tick, op, locks, children in residencies:
-            residency = places[place] = Residency(state, pages, runs, written, tick, op)
+        for place, state, pages, runs, written, tick, locks, children in residencies:
+            residency = places[place] = Residency(place, state, pages, written, tick)
+            residency.runs = runs
             residency.locks = locks
             residency.children = children
     tree.nodes = nodes
-    tree.spaces = {(SPACE.fingerprint, SPACE.key): SPACE} if nodes else {}
+    tree.spaces = {(SPACE.fingerprint, SPACE.key): space} if nodes else {}
     return nodes
 
 
-def _eviction(keys: tuple[Values, ...]) -> EvictionOrder:
-    order = EvictionOrder.__new__(EvictionOrder)
-    order._keys = {key[2]: cast(tuple[int, int, int], key) for key in keys}
-    order._entries = SortedList(order._keys.values())
-    return order
-
-
-def _here(state: PlaceState, nodes: dict[int, Node]) -> None:
-    place = state.place
-    state.nodes = {id_: node for id_, node in nodes.items() if place in node.places}
+def _file(tiny: Tiny, state: PlaceState) -> None:
+    """The order of eviction follows from the nodes."""
+    for node in state.nodes.values():
+        tiny.directory.tree.refresh(node, state.place)
 
 
 def _load_host(tiny: Tiny, saved: Values, nodes: dict[int, Node]) -> None:
     host, slots = tiny.directory.host, tiny.directory.slots
     host.pages, host.locked_pages, host.tick, evictable, orders, sizes, free, capacity = saved
     host.evictable = dict(evictable)
-    host.orders = {size: _eviction(keys) for size, keys in orders}
-    _here(host, nodes)
+    host.orders = {size: EvictionOrder(HOST) for size in orders}
+    host._nodes = {id_: node for id_, node in nodes.items() if HOST in node.places}
+    _file(tiny, host)
     slots.page_bytes_of = dict(sizes)
     spare = reversed(range(slots._segment_count))
     slots._spare = [segment for segment in spare if segment not in slots.page_bytes_of]
@@ -241,7 +233,7 @@ def _load_pools(tiny: Tiny, saved: tuple[Values, ...], nodes: dict[int, Node]) -
     for table in (registry.pools, registry.members, registry._closing, registry._live, places):
         table.clear()
     places[HOST] = host
-    for plain, order, spans, owned, filling, leases, copies in saved:
+    for plain, spans, owned, filling, leases, copies in saved:
         pool = PoolState.__new__(PoolState)
         pool.place, pool.pages, pool.locked_pages, pool.tick, pool.complete = plain[:5]
         pool.fingerprint, pool.generation, pool.instance, pool.mode = plain[5:9]
@@ -250,15 +242,15 @@ def _load_pools(tiny: Tiny, saved: tuple[Values, ...], nodes: dict[int, Node]) -
         pool.members = [pool.place]
         pool.log = None
         pool.unlisted = None  # nobody lists live requests here
-        pool.order = _eviction(order)
+        pool.order = EvictionOrder(pool.place)
         pool.spans = {}
         for span, value, parts in spans:
             state = pool.spans[span] = SpanState(value)
             state.parts = [nodes[node] for node in parts]
-        pool.owned, pool.filling = set(owned), set(filling)
+        pool.owned, pool.filling = PageSet(owned), set(filling)
         pool.leases, pool.copies = dict.fromkeys(leases), dict.fromkeys(copies)
-        _here(pool, nodes)
         registry.pools[pool.place] = registry.members[pool.place] = places[pool.place] = pool
+        _file(tiny, pool)
         if pool.live:
             registry._live[pool.instance] = pool.place
         else:

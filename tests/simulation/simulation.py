@@ -225,7 +225,7 @@ class Simulation(Trouble):
                     raise Violation("rest", f"{process.name} has locks left")
             elif isinstance(own, ThinOwn) and process.link is not None:
                 pool = directory.registry.members[process.link.pool]
-                if pool.owned != own.tree_pages():
+                if set(pool.owned) != own.tree_pages():
                     raise Violation("rest", f"{process.name}: {pool.owned} {own.tree_pages()}")
         for size in directory.slots.page_sizes:
             held = sum(

@@ -58,9 +58,12 @@ class DirectClient:
         """Ask for what may be answered later."""
         return self._seq + 1, self.call(body)
 
-    def report(self, body: Body) -> None:
+    def report(self, body: Body, *, hold: bool = False) -> None:
         """Tell."""
         self.call(body)
+
+    def send_held(self) -> None:
+        """Nothing is held."""
 
     def poll(self) -> list[tuple[int, AnyReply | None]]:
         """What was asked has been answered by `call`."""

@@ -7,6 +7,7 @@ can be checked for modules whose dependencies are not installed.
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,8 +106,9 @@ def imports_of(tree: ast.AST, module: str, is_package: bool) -> list[Import]:
     return found
 
 
+@cache
 def file_imports(path: Path) -> list[Import]:
-    """Every import of a file of the repository."""
+    """Every import of a file of the repository, which is read once: every rule asks again."""
     return imports_of(parse(path), module_name(path), path.name == "__init__.py")
 
 

@@ -16,13 +16,13 @@ from tests.integration.cli.support import treecored
 pytestmark = pytest.mark.skipif(
     file_system(SHARED_MEMORY) != "tmpfs", reason="there is no shared memory to keep a tier in"
 )
-SECONDS = 90
+SECONDS = 120
 
 
 @pytest.mark.timeout(400)
 def test_chaos_of_every_kind_costs_no_request_no_page_and_no_memory(tmp_path: Path) -> None:
     result = treecored(
-        tmp_path / "tmp", "chaos", "--seconds", SECONDS, "--every", 1.5, "--json", timeout_s=390
+        tmp_path / "tmp", "chaos", "--seconds", SECONDS, "--every", 2, "--json", timeout_s=390
     )
     assert result.status == 0, result.stderr
     report = result.report

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +52,12 @@ class DaemonProcess:
     """`treecored serve` in a process of its own; ready when constructed."""
 
     def __init__(
-        self, runtime_dir: Path, *flags: str, program: Sequence[str] = (), wait: bool = True
+        self,
+        runtime_dir: Path,
+        *flags: str,
+        program: Sequence[str] = (),
+        wait: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.runtime_dir = runtime_dir
         self.stderr_path = runtime_dir.with_suffix(".log")
@@ -67,7 +72,7 @@ class DaemonProcess:
                 self.process = subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env=environment,
+                    env={**environment, **(environ or {})},
                     stdin=subprocess.DEVNULL,
                     stderr=stderr,
                     pass_fds=(ready_out,),

@@ -37,6 +37,8 @@ def test_a_running_daemon_walks_its_state_and_serves_on(daemon: DaemonProcess) -
         table = check(daemon)
         assert table.returncode == 0
         assert "every invariant holds" in table.stdout
+        for figure in ("daemon unmapping", "daemon breakers open", "daemon copies not tried"):
+            assert figure in table.stdout
         assert a.stats()["pools"] == 1
 
 

@@ -156,12 +156,18 @@ def test_stats_and_metrics_and_the_report_have_the_sums_worked_out_by_hand(told_
     assert stats["not_restorable_tokens"] == summed(metrics, "not_restorable_tokens") == lost
 
 
-def test_report_and_explain_give_each_computed_token_the_cause_worked_out_by_hand(
+def test_stats_metrics_report_and_explain_give_each_computed_token_the_cause_worked_out_by_hand(
     told_of: Told,
 ) -> None:
     wanted = {LETTERS[letter].value: PAGE * pages for letter, pages in CAUSE_PAGES.items()}
     wanted["partial_tail"] = TAIL_TOKENS
     assert {line["cause"]: line["tokens"] for line in told_of.report["causes"]} == wanted
+    assert told_of.stats["missed"] == wanted
+    assert sum(wanted.values()) == told_of.stats["missed_tokens"]
+    for line in told_of.report["causes"]:
+        label = f'cause="{line["cause"]}"'
+        assert summed(told_of.metrics, "missed_tokens", label) == line["tokens"]
+        assert summed(told_of.metrics, "missed_requests", label) == line["requests"]
     added = dict.fromkeys(wanted, 0)
     for number, line in enumerate(LINES, start=1):
         found = told_of.explained[f"r{number}"]

@@ -131,6 +131,28 @@ def test_cleaning_up_after_a_scheduler_never_makes_the_others_wait_f63(
         assert "daemon_movers_lost" not in witness.stats()
 
 
+def test_clean_ups_under_way_are_shown_until_the_mover_is_done_with_them_f63(
+    daemon: DaemonProcess,
+) -> None:
+    with (
+        nothing_stays(daemon) as witness,
+        scheduler(daemon.runtime_dir, "victim", "registered") as victim,
+    ):
+        wait_until(lambda: not witness.stats()["copies_in_flight"])
+        figures = witness.stats()
+        assert (figures["pools"], figures["daemon_unmapping"]) == (2, 0)
+        mover = os.pidfd_open(figures["daemon_mover_pid"])
+        try:
+            signal.pidfd_send_signal(mover, signal.SIGSTOP)
+            victim.signal(signal.SIGKILL)
+            wait_until(lambda: witness.stats()["daemon_unmapping"] == 1)
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(mover, signal.SIGCONT)
+            os.close(mover)
+        wait_until(lambda: witness.stats()["daemon_unmapping"] == 0)
+
+
 def test_a_scheduler_that_stands_still_is_never_reaped_f65(tmp_path: Path) -> None:
     with (
         DaemonProcess(tmp_path / "rt") as daemon,

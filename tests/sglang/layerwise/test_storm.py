@@ -10,7 +10,7 @@ from tests.sglang.layerwise.test_engines import LAYERWISE, stats_of
 from tests.sglang.node import Mode, Node
 from tests.sglang.oracle import Oracle
 from tests.sglang.storm import Storm, workload
-from tests.sglang.test_storm import two_engines
+from tests.sglang.test_storm import STAGED, two_engines
 
 pytestmark = [pytest.mark.engines, pytest.mark.every_cell, pytest.mark.timeout(400)]
 
@@ -21,6 +21,7 @@ STORMS = [
     *product(VERSIONS, ("mirrored", "thin"), (1, 16), ("plain",)),
     ("0.5.16", "mirrored", 16, "overlap"),
     ("0.5.23", "thin", 16, "overlap"),
+    ("0.5.23", "mirrored", 1, "staged"),
 ]
 
 
@@ -28,8 +29,8 @@ STORMS = [
 def test_two_hundred_requests_leave_no_trace(
     version: str, mode: str, page_size: int, schedule: str, node: Node, oracle: Oracle
 ) -> None:
-    plain = schedule == "plain"
-    given = {"environ": LAYERWISE, "disable_overlap_schedule": plain}
+    environ = {**LAYERWISE, **(STAGED if schedule == "staged" else {})}
+    given = {"environ": environ, "disable_overlap_schedule": schedule != "overlap"}
     engines = two_engines(node, version, cast(Mode, mode), page_size, **given)
     tally = Storm(engines, workload(oracle, version, REQUESTS, seed=page_size), seed=7).run()
     assert tally.wrong == []

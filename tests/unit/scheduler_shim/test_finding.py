@@ -124,6 +124,26 @@ def test_a_thin_tree_that_has_no_answer_counts_the_released_as_protected(
     assert tree.find(KEY, PATH).pages == b""
 
 
+def test_an_answer_that_comes_late_changes_no_sums_within_a_tick(
+    node: Node, daemon: FakeDaemon, mode: Mode
+) -> None:
+    """SGLang reads what can be given up, and then what is protected; the daemon stood still at the
+    first question and answers the second one."""
+    if mode == "mirrored":
+        pytest.skip("a mirror asks nobody")
+    tree = node.scheduler.room.tree
+    found = tree.find(KEY, PATH)
+    request = holding(found)
+    assert tree.hold(request, found)
+    tree.release(request)
+    daemon.drop_request = lambda body: isinstance(body, Match)
+    evictable = tree.totals.evictable
+    daemon.drop_request = lambda _: False
+    assert evictable + tree.totals.protected == tree.pages == 4
+    tree.new_tick()
+    assert tree.totals == Totals(4, 0)
+
+
 def test_a_lock_that_has_no_answer_gives_up_the_daemon(
     node: Node, daemon: FakeDaemon, mode: Mode
 ) -> None:

@@ -10,7 +10,7 @@ from directory.core.errors import BadMessage, InternalError
 from directory.core.events import Evicted, Flush
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages, unpack_pages
-from scheduler_shim.mirror import Change, Mirror
+from scheduler_shim.mirror import Change, Mirror, OwnHit
 from scheduler_shim.spans import SpanTable
 from tests.unit.scheduler_shim.support import PAGE_SIZE, tokens
 from transfer.ipc.memory import SharedMemoryIPC
@@ -45,7 +45,7 @@ def insert(mirror: Mirror, path: bytes, *pages: int) -> Change:
 
 
 def test_an_empty_mirror_matches_nothing(mirror: Mirror) -> None:
-    assert mirror.match(KEY, tokens(1)) == (None, b"", 0)
+    assert mirror.match(KEY, tokens(1)) == OwnHit(None, b"", 0)
 
 
 def test_what_was_inserted_is_matched(mirror: Mirror) -> None:

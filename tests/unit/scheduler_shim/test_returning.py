@@ -7,7 +7,7 @@ import pytest
 from directory.core.errors import InstanceLive
 from directory.core.events import Flush, Insert, Mode, PoolClosed
 from scheduler_shim.reference_scheduler import ReferenceScheduler
-from scheduler_shim.republish import BATCH_US_MIN, SPANS_PER_BATCH_MAX, Republisher
+from scheduler_shim.republish import SPANS_PER_BATCH_MAX
 from scheduler_shim.request import Phase
 from scheduler_shim.returning import (
     DESERTED_US,
@@ -116,34 +116,6 @@ def test_republication_comes_in_bounded_batches_while_requests_go_on(
     node.settle()
     daemon.run()
     assert daemon.directory.pools[node.link_pool].pages == node.scheduler.pages.tree
-
-
-def test_a_batch_takes_no_longer_than_its_share_of_a_schedulers_time(
-    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = SPANS_PER_BATCH_MAX
-    node = cluster.add("a", "mirrored", page_count=2 * count)
-    lose(daemon, node)
-    for number in range(count):
-        node.serve(number, tokens(number))
-    daemon.restart()
-    say = Republisher._say
-
-    def slowly(self: Republisher, report: Insert) -> None:
-        say(self, report)
-        daemon.clock_us += BATCH_US_MIN // 2
-
-    monkeypatch.setattr(Republisher, "_say", slowly)
-    daemon.heard.clear()
-    said = [0]
-    while node.scheduler.client is None:
-        daemon.clock_us += 5 * BATCH_US_MIN
-        node.tick()
-        daemon.run()
-        said.append(sum(isinstance(body, Insert) for body in daemon.heard))
-    steps = [after - before for before, after in pairwise(said)]
-    assert max(steps) == 2, "two take the whole time of a batch"
-    assert said[-1] == count
 
 
 def test_an_eviction_in_the_middle_of_republication_is_told_or_answered(

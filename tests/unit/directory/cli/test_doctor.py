@@ -1,6 +1,10 @@
 """`treecored doctor`: for each kind of machine the right lines, and a real run on this one."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,6 +14,7 @@ from click.testing import CliRunner
 from directory.cli.doctor_checks import Line, judge
 from directory.cli.doctor_facts import Facts, Gpu, gather, parse_gpus
 from directory.cli.main import app
+from tests.tidy.source import ROOT
 
 GIB, MIB = 1 << 30, 1 << 20
 H200 = Gpu(0, "GPU-1", "NVIDIA H200", "570.86.15", 143_771 * MIB, "Default", "Disabled")
@@ -144,6 +149,12 @@ def test_a_device_that_is_not_there_is_a_problem_that_names_those_there_are() ->
     assert (found.state, found.cure) == ("problem", "choose one of cuda:GPU-1, cuda:GPU-2")
 
 
+@pytest.mark.parametrize("devices", ["cuda:GPU-2,cuda:GPU-9", "cuda:GPU-9,cuda:GPU-1"])
+def test_of_several_devices_the_one_that_is_not_there_is_named(devices: str) -> None:
+    found = line(changed(device=devices), "device")
+    assert (found.state, found.text) == ("problem", "there is no cuda:GPU-9")
+
+
 @pytest.mark.parametrize(
     ("version", "state"),
     [("0.5.12", "problem"), ("0.5.13", "ok"), ("0.5.23.post1", "ok"), ("0.6.0", "problem")],
@@ -186,6 +197,82 @@ def test_a_real_run_here_prints_every_line_and_exits_by_the_worst(tmp_path: Path
     printed = CliRunner().invoke(app, arguments)
     assert "runtime folder" in printed.output
     assert max(map(len, printed.output.splitlines())) <= 80
+
+
+def test_each_of_several_devices_is_looked_for() -> None:
+    both = changed(device="cuda:GPU-1,cuda:GPU-2")
+    assert {each.state for each in judge(both)} == {"ok"}
+    lines = judge(changed(device="cuda:GPU-2,cuda:GPU-9,cuda:GPU-8"))
+    missing = [each.text for each in lines if each.topic == "device"]
+    assert missing == ["there is no cuda:GPU-9", "there is no cuda:GPU-8"]
+    for device in ("cpu", "cpu:left,cpu:right"):
+        alone = changed(NO_GPU, device=device, memlock=64 * 1024)
+        assert {each.state for each in judge(alone)} == {"ok", "note"}
+    assert line(changed(NO_GPU, device="cpu:left,cuda:GPU-1"), "GPU").state == "problem"
+
+
+@pytest.mark.parametrize(
+    ("packages", "there"),
+    [
+        ({"cuda-python": "12.9.0"}, True),
+        ({"cuda-bindings": "13.0.1", "cuda-python": ""}, True),
+        ({"torch": "2.11.0"}, False),
+    ],
+)
+def test_the_mover_needs_the_bindings_of_the_driver_from_whichever_package(
+    packages: dict[str, str], there: bool
+) -> None:
+    found = [
+        each.state for each in judge(changed(packages=packages)) if each.topic == "cuda-python"
+    ]
+    assert found == ([] if there else ["problem"])
+
+
+def ran(*command: str, memlock: int | None = None) -> dict[str, list[str]]:
+    """What `doctor --json` says in a process of its own, by topic."""
+
+    def limit() -> None:
+        if memlock is not None:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
+
+    flags = ["doctor", "--json", "--host-tier", "1GiB", "--device", "cpu"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "directory.cli.main", *flags],
+        capture_output=True, text=True, cwd=ROOT, preexec_fn=limit, timeout=60, check=False,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert done.returncode == (1 if found["problems"] else 0)
+    return {line[0]: line[1:] for line in found["lines"]}
+
+
+def test_a_real_run_with_64_kib_of_locked_memory_names_the_limit_and_its_cure() -> None:
+    state, text, cure = ran(memlock=64 * 1024)["locked memory"]
+    assert text.startswith("64 KiB, the host tier is 1 GiB")
+    gpu = "GPU 0" in ran()
+    assert state == ("problem" if gpu else "note")
+    assert "ulimit -l unlimited" in cure
+    assert "--host-unpinned" in cure
+
+
+def test_a_real_run_with_a_tiny_dev_shm_names_its_size_and_its_cure() -> None:
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    alone = ("unshare", "--mount") if os.getuid() == 0 else ("unshare", "--mount", "-r")
+    tried = subprocess.run([*alone, "sh", "-c", mount], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.decode().strip()}")
+    state, text, cure = ran(*alone, "sh", "-c", f'{mount} && exec "$@"', "sh")["/dev/shm"]
+    assert state == "problem"
+    assert "free of 1 MiB" in text
+    assert "--shm-size" in cure
+    assert ran()["/dev/shm"][1] != text
+
+
+def test_a_real_run_where_no_tool_of_a_driver_is_says_that_no_gpu_is_there(
+    tmp_path: Path,
+) -> None:
+    bare = f"PATH={tmp_path}"
+    state, text, _ = ran("/usr/bin/env", bare)["GPU"]
+    assert (state, text) == ("note", "none: nvidia-smi is not on the path")
 
 
 def test_a_wrong_setting_is_a_problem_and_not_the_end(tmp_path: Path) -> None:

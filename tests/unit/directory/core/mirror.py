@@ -9,7 +9,7 @@ from directory.core.invariants import tree_violations
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from directory.core.place import PoolState
-from directory.core.pool import OwnMatch, match_own
+from directory.core.pool import OwnMatch, match_path
 from directory.core.tree import Tree
 
 PAGE_BYTES = 64
@@ -39,7 +39,7 @@ class Mirror:
         if space is None:
             space = self.tree.space(b"", key, self.pool.page_size, PAGE_BYTES)
             self.tree.prune(space.root)
-        return match_own(self.tree, self.pool, space, self.tree.walk(space, tokens))
+        return match_path(self.tree, self.pool, space, tokens)
 
     def lock(self, node: Node) -> None:
         """Protect a path."""

@@ -2,58 +2,146 @@
 
 import random
 
-from directory.core.eviction import OUTDATED_MIN, EvictionOrder
+from directory.core.eviction import CHUNK, OUTDATED_MIN, SECOND_CLASS, EvictionOrder
+from directory.core.ids import HOST
+from directory.core.namespace import NamespaceKey
+from directory.core.node import Node, Residency, Space
+from directory.core.states import ResidencyState
+
+POOL = 1
+SPACE = Space(b"f", NamespaceKey(), 1, 1)
 
 
-def test_the_class_goes_before_the_tick_and_the_tick_before_the_id() -> None:
-    order = EvictionOrder()
-    for node, rank, tick in [(1, 1, 1), (2, 0, 9), (3, 0, 2), (4, 0, 2)]:
-        order.put(node, rank, tick)
-    assert list(order) == [3, 4, 2, 1]
-    assert order.first() == 3
+class Leaves:
+    """Nodes by id, and the order of a place that they have pages at."""
+
+    def __init__(self, place: int = POOL) -> None:
+        self.nodes: dict[int, Node] = {}
+        self.order = EvictionOrder(place)
+
+    def use(self, id_: int, tick: int, *, mirror: bool = False) -> Residency:
+        """Use a node's pages, the first time or again."""
+        node = self.nodes.get(id_)
+        if node is None:
+            node = self.nodes[id_] = Node(id_, None, b"", SPACE)
+            place = self.order.place
+            node.places[place] = Residency(place, ResidencyState.RESIDENT, b"", (0, 0), tick)
+        residency = node.at(self.order.place)
+        assert residency is not None
+        residency.tick = tick
+        if mirror != (POOL in node.places) and self.order.place == HOST:
+            if mirror:
+                node.places[POOL] = Residency(POOL, ResidencyState.RESIDENT, b"", (0, 0), 1)
+            else:
+                del node.places[POOL]
+        self.order.file(node, residency)
+        return residency
+
+    def lose(self, id_: int) -> None:
+        """Have a node no more."""
+        node = self.nodes[id_]
+        residency = node.at(self.order.place)
+        assert residency is not None
+        del node.places[self.order.place]
+        self.order.forget(residency, self.nodes)
+        del self.nodes[id_]
+
+    def first(self) -> int | None:
+        """Which one goes first."""
+        node = self.order.first(self.nodes)
+        return None if node is None else node.id
+
+    def check(self) -> None:
+        """The entries are in order and counted."""
+        listed = list(self.order)
+        assert listed == sorted(listed, key=lambda entry: entry[0])
+        held = [node.at(self.order.place) for node in self.nodes.values()]
+        filed = sum(residency is not None and residency.filed >= 0 for residency in held)
+        assert len(listed) == self.order.count == filed + self.order.outdated
 
 
-def test_a_node_moves_when_it_is_put_again() -> None:
-    order = EvictionOrder()
-    order.put(1, 0, 1)
-    order.put(2, 0, 2)
-    order.put(1, 0, 3)
-    order.put(1, 0, 3)
-    assert list(order) == [2, 1]
-    assert (len(order), order.key(1)) == (2, (0, 3, 1))
+def test_at_the_host_the_class_goes_before_the_tick() -> None:
+    leaves = Leaves(HOST)
+    for node, tick, mirror in [(1, 1, False), (2, 9, True), (3, 2, True)]:
+        leaves.use(node, tick, mirror=mirror)
+    assert leaves.order.leaves(leaves.nodes) == [3, 2, 1]
+    assert leaves.first() == 3
+    leaves.use(1, 1, mirror=True)
+    assert leaves.first() == 1
+    leaves.use(1, 1, mirror=False)
+    assert leaves.first() == 3
+    leaves.check()
 
 
-def test_discarding_what_is_not_there_is_harmless() -> None:
-    order = EvictionOrder()
-    order.discard(7)
-    order.put(7, 0, 1)
-    order.discard(7)
-    assert order.first() is None
-    assert order.key(7) is None
+def test_a_leaf_that_is_used_again_costs_no_entry_and_goes_later() -> None:
+    leaves = Leaves()
+    leaves.use(1, 1)
+    leaves.use(2, 2)
+    leaves.use(1, 3)
+    assert leaves.order.count == 2
+    assert leaves.order.leaves(leaves.nodes) == [2, 1]
+    assert leaves.first() == 2
+    leaves.lose(2)
+    assert leaves.first() == 1
+    leaves.check()
+
+
+def test_what_is_leased_or_has_children_or_is_gone_does_not_go() -> None:
+    leaves = Leaves()
+    leased, parent = leaves.use(1, 1), leaves.use(2, 2)
+    leaves.use(3, 3)
+    leaves.use(4, 4).state = ResidencyState.DRAINING
+    leaves.use(5, 5)
+    leased.locks, parent.children = 1, 1
+    leaves.lose(3)
+    assert leaves.first() == 5
+    leased.locks = 0
+    leaves.use(1, 1)
+    assert leaves.first() == 1
+    leaves.check()
+
+
+def test_a_node_that_came_back_does_not_go_by_its_old_entry() -> None:
+    leaves = Leaves()
+    leaves.use(1, 1)
+    leaves.use(2, 2)
+    leaves.lose(1)
+    leaves.use(1, 3)
+    assert leaves.first() == 2
+    leaves.check()
 
 
 def test_the_order_is_that_of_the_keys_whatever_came_before() -> None:
     draw = random.Random(5)
-    order, keys = EvictionOrder(), dict[int, tuple[int, int, int]]()
-    for tick in range(1, 4_000):
-        node = draw.randrange(40)
-        if draw.random() < 0.6:
-            rank = draw.randrange(2)
-            keys[node] = (rank, tick, node)
-            order.put(node, rank, tick)
-        else:
-            keys.pop(node, None)
-            order.discard(node)
+    leaves, keys = Leaves(HOST), dict[int, int]()
+    for tick in range(1, 12_000):
+        node = draw.randrange(4 * CHUNK)
+        if draw.random() < 0.75:
+            mirror = draw.random() < 0.5
+            keys[node] = tick if mirror else tick + SECOND_CLASS
+            leaves.use(node, tick, mirror=mirror)
+        elif node in keys:
+            del keys[node]
+            leaves.lose(node)
         if draw.random() < 0.2:
-            first = min(keys.values(), default=None)
-            assert order.first() == (None if first is None else first[2])
-    assert list(order) == [key[2] for key in sorted(keys.values())]
+            assert leaves.first() == min(keys, key=keys.__getitem__, default=None)
+        if tick % 1_000 == 0:
+            leaves.check()
+    assert leaves.order.leaves(leaves.nodes) == sorted(keys, key=keys.__getitem__)
+    while keys:
+        first = leaves.first()
+        assert first == min(keys, key=keys.__getitem__)
+        leaves.lose(first)
+        del keys[first]
+    assert leaves.first() is None
 
 
-def test_what_was_put_and_taken_out_again_leaves_no_growing_list() -> None:
-    order = EvictionOrder()
-    for tick in range(10_000):
-        order.put(7, 0, tick)
-        order.discard(7)
-        order.put(8, 0, tick)
-    assert len(order._entries) <= 2 * len(order) + OUTDATED_MIN + 1
+def test_what_came_and_went_leaves_no_growing_list() -> None:
+    leaves = Leaves()
+    leaves.use(8, 1)
+    for tick in range(2, 10_000):
+        leaves.use(7, tick)
+        leaves.lose(7)
+        leaves.use(8, tick)
+    assert leaves.order.count <= 2 * (OUTDATED_MIN + 2)
+    leaves.check()

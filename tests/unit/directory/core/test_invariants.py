@@ -11,8 +11,8 @@ from directory.core.directory import Directory
 from directory.core.events import Insert, Stats
 from directory.core.group import GroupLog
 from directory.core.ids import HOST
-from directory.core.node import Node, Run
-from directory.core.place import SpanState
+from directory.core.node import NOT_FILED, Node, Run
+from directory.core.spans import SpanState
 from directory.core.states import ResidencyState
 from directory.core.tokens import pack_pages, unpack_pages
 from tests.unit.directory.core.world import KEY, Scheduler, World
@@ -68,7 +68,7 @@ def _span_unknown(d: Directory, parent: Node, leaf: Node) -> None:
 
 
 def _span_parts(d: Directory, parent: Node, leaf: Node) -> None:
-    d.pools[POOL].spans[leaf.places[POOL].runs[0].span].parts.clear()
+    d.pools[POOL].spans[leaf.places[POOL].runs[0].span].parts = []
 
 
 def _page_twice(d: Directory, parent: Node, leaf: Node) -> None:
@@ -161,11 +161,13 @@ CASES: list[tuple[Break, str]] = [
     (lambda d, p, n: setattr(p.places[POOL], "children", 5), "counts 5 children"),
     (_unfill, "below a filling ancestor"),
     (_open, "its ancestor"),
-    (lambda d, p, n: d.pools[POOL].nodes.pop(n.id), "nodes resident"),
+    (lambda d, p, n: d.host.nodes.pop(p.id), "nodes resident"),
     (lambda d, p, n: setattr(d.host, "pages", 99), "totals: place -1"),
-    (lambda d, p, n: d.pools[POOL].order.discard(n.id), "is filed under None"),
-    (lambda d, p, n: d.pools[POOL].order.put(p.id, 0, 1), "is filed but"),
-    (lambda d, p, n: d.pools[POOL].order.put(99, 0, 1), "leaves, a recount"),
+    (lambda d, p, n: setattr(n.places[POOL], "filed", NOT_FILED), "is filed under -1"),
+    (lambda d, p, n: setattr(n.places[POOL], "filed", 0), "is filed but has no entry"),
+    (lambda d, p, n: setattr(n.places[POOL], "tick", 0), "at 1 is filed under"),
+    (lambda d, p, n: setattr(d.pools[POOL].order, "count", 99), "not all in order"),
+    (lambda d, p, n: setattr(d.pools[POOL].order, "outdated", 99), "entries, a recount"),
     (_span_short, "do not cover its pages"),
     (_span_hole, "hole or overlap"),
     (_span_unknown, "spans: pool 1 knows"),

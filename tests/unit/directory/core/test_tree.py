@@ -9,14 +9,14 @@ from directory.core.errors import InternalError, InvalidTransition, StaleNode, T
 from directory.core.ids import HOST
 from directory.core.invariants import tree_violations
 from directory.core.namespace import NamespaceKey
-from directory.core.node import Node, Space
+from directory.core.node import Node, RootedSpace
 from directory.core.place import HostState
 from directory.core.tokens import pack_pages, pack_tokens
 from directory.core.tree import Tree
 from tests.unit.directory.core.world import KEY, Scheduler, World
 
 
-def host_tree(page_size: int = 1) -> tuple[Tree, Space]:
+def host_tree(page_size: int = 1) -> tuple[Tree, RootedSpace]:
     tree = Tree()
     tree.places[HOST] = HostState()
     return tree, tree.space(b"f", KEY, page_size, 64)
@@ -28,7 +28,7 @@ def leaf(tree: Tree, parent: Node, tokens: list[int], pages: list[int], tick: in
     return node
 
 
-def walked(tree: Tree, space: Space, tokens: list[int]) -> list[tuple[int, int]]:
+def walked(tree: Tree, space: RootedSpace, tokens: list[int]) -> list[tuple[int, int]]:
     return [(node.id, pages) for node, pages in tree.walk(space, pack_tokens(tokens))]
 
 

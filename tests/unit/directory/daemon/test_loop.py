@@ -76,6 +76,29 @@ def test_an_event_of_a_descriptor_that_was_closed_in_the_same_batch_is_dropped(l
         far.close()
 
 
+def test_it_can_be_asked_whether_something_waits_and_nothing_is_taken_by_that(loop: Loop) -> None:
+    left, right = socket.socketpair()
+    called: list[int] = []
+    loop.watch(left.fileno(), called.append)
+    assert not loop.waiting()
+    right.send(b"x")
+    assert loop.waiting()
+    assert loop.waiting()
+    assert called == []
+    loop.turn(None)
+    assert len(called) == 1
+    assert left.recv(1) == b"x"
+    hidden = Hidden()
+    loop.watch_hidden(hidden)
+    assert not loop.waiting()
+    hidden.waiting = 1
+    assert loop.waiting()
+    assert hidden.drained == 0
+    for fd in (left, right):
+        fd.close()
+    os.close(hidden.fd)
+
+
 def test_writing_is_announced_only_while_it_is_wanted(loop: Loop) -> None:
     left, right = socket.socketpair()
     called: list[int] = []

@@ -154,6 +154,7 @@ def test_copies_that_the_device_keeps_failing_fail_at_once_until_one_succeeds(ri
     rig.loop.turn(0)
     rig.movers.submit(copy(53))
     assert rig.mover.told[told:] == [("copy", 51), ("copy", 53)]
+    assert rig.counters["copies_not_tried"] == 2, "50, and 52 beside the one that is tried"
     assert rig.counters["breakers_opened"] == 1
     assert rig.movers.breakers_open == 0
 
@@ -246,12 +247,12 @@ def test_a_pools_sync_and_page_table_are_told_to_every_mover(rig: Rig) -> None:
     message = msgspec.structs.replace(REGISTRATION.message, page_table=True)
     rig.start_serving()
     rig.movers.import_pool(1, Registration(message, LAYOUT, (), (), sync))
-    assert rig.mover.described == (LAYOUT, (), [], sync, True)
+    assert rig.mover.described == (LAYOUT, (), [], sync, True, False)
     rig.die()
     rig.wait_for_successor()
-    assert rig.mover.described == (LAYOUT, (), [], sync, True)
+    assert rig.mover.described == (LAYOUT, (), [], sync, True, False)
     rig.movers.import_pool(2, REGISTRATION)
-    assert rig.mover.described[-1] is False, "pages of this one are no names"
+    assert rig.mover.described[-2] is False, "pages of this one are no names"
 
 
 def test_a_rejected_request_costs_the_mover(rig: Rig) -> None:

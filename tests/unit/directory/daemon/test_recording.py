@@ -28,7 +28,7 @@ from directory.core.events import (
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages, pack_tokens
 from directory.daemon.explaining import Explainer
-from directory.daemon.recording import IDLE_S, Recording
+from directory.daemon.recording import IDLE_S, PRESSED_EVERY_US, Recording
 from directory.daemon.tree_report import tree_report
 from directory.protocol.admin import AdminExplain, AdminTree
 from directory.protocol.ended import Ended, unsound
@@ -191,6 +191,27 @@ def test_nothing_is_worked_on_while_somebody_asks_until_the_queue_is_half_full(
     before = rig.recording.log_report()
     rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
     assert rig.recording.log_report() != before
+
+
+def test_a_log_in_need_works_a_few_pieces_at_a_time_and_then_lets_answers_pass(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    for _ in range(9_000):
+        rig.recording.ended(pool, ended(), rig.now_us)
+    worked, before = [], rig.recording.log_report()
+    for _ in range(40):  # a turn of the daemon every half of a millisecond
+        rig.now_us += 500
+        rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
+        after = rig.recording.log_report()
+        worked.append(after != before)
+        before = after
+    assert 1 <= sum(worked) <= 40 * 500 // PRESSED_EVERY_US
+    while rig.recording.pressed:
+        rig.now_us += PRESSED_EVERY_US
+        rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
+    assert len([frame for frame in rig.frames() if isinstance(frame, Access)]) == 9_000
 
 
 def test_a_defect_of_the_log_ends_the_log_and_nothing_else(tmp_path: Path) -> None:

@@ -111,3 +111,12 @@ def test_a_page_table_that_is_announced_has_to_come() -> None:
     registration = Registration.read(message(page_table=True), [*fds, third])
     assert registration.message.page_table
     registration.close()
+
+
+def test_a_stage_ring_that_is_announced_has_to_come_with_what_wakes_its_scheduler() -> None:
+    fds = os.pipe()
+    with pytest.raises(BadMessage, match="stage ring"):
+        Registration.read(message(staging=True), [*fds, os.dup(fds[0])])
+    registration = Registration.read(message(staging=True), [*fds, *os.pipe()])
+    assert registration.message.staging
+    registration.close()

@@ -145,6 +145,7 @@ def test_on_a_gpu_the_stream_waits_and_the_results_are_held_until_it_is_known(
     first = a.landed_layers()
     request = a.start("r", ABC)
     assert streams.waits == [(STREAM, first + 1), (STREAM, first + 2)]
+    assert a.shim.loads.counter.consumer_index == -1, "what a stream runs later waits for nothing"
     assert (request.loaded_pages, request.failed, a.synchronized) == (3, "", 1)
     assert a.holds(ABC) == 3
     at_rest(a)
