@@ -5,9 +5,10 @@
 One path of so many tokens, fully cached, published in eight steps. `thin`: match and lease over the
 wire, the daemon in another process, everything included but packing the tokens (SGLang's key is
 built outside of its figure, too). `mirror`: match and lock in a scheduler's own tree. `core`:
-`Directory.handle` of a match with a lease. Every figure comes as a ratio to the trees of the newest
-SGLang: to a bare `match_prefix`, and (`same`) to what brings the same: match, slots and lock.
-Without SGLang's environments (`make sglang-envs`) there are no ratios.
+`Directory.handle` of a match. Every figure comes as a ratio to the trees of the newest SGLang: to
+a bare `match_prefix`, and (`same`; at the core with a lease) to match, slots and lock. Without
+SGLang's environments (`make sglang-envs`) there are no ratios. `--lmcache`: the Python of an
+environment with LMCache 0.5.6, whose server's look-up of the same prompt is measured as well.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import STOCK, stock, stock_versions
+from benchmarks.contestants import ROOT, STOCK, Contestant, stock, stock_versions
 from benchmarks.node import Daemon, ThinScheduler
 from benchmarks.report import Measure, Summary, heading, interleaved, ratio, table, write_json
 from benchmarks.trees import CoreTree, MirrorTree
 
 PAGE = 16
 TOKENS = (8_192, 131_072)
-OURS = {"thin": "thin match", "mirror": "mirror match", "core": "core match"}
+OURS = {"thin": "thin match", "mirror": "mirror match", "core": "core look"}
+SAME = {**OURS, "core": "core match"}
+"""What brings the same as a match, its slots and a lock."""
+LMCACHE = "lmcache lookup"
 NEWEST = "0.5.23"
 
 
-def cases(stack: ExitStack, tokens: int, versions: list[str]) -> dict[str, Measure]:
+def cases(
+    stack: ExitStack, tokens: int, versions: list[str], lmcache: Path | None
+) -> dict[str, Measure]:
     """Everything that is measured with paths of so many tokens."""
     found: dict[str, Measure] = {}
     daemon = stack.enter_context(Daemon())
@@ -50,6 +56,11 @@ def cases(stack: ExitStack, tokens: int, versions: list[str]) -> dict[str, Measu
             contestant.tell("build", tree, PAGE, tokens)
             for case in ("match", "acquire", "reinsert", "leaf", "evict_leaf"):
                 found[f"{version} {tree} {case}"] = partial(contestant.tell, "run", case)
+    if lmcache is not None:
+        command = [str(lmcache), "-m", "benchmarks.lmcache_lookup"]
+        server = stack.enter_context(Contestant(command, {"PYTHONPATH": str(ROOT)}))
+        server.tell("build", tokens)
+        found[LMCACHE] = partial(server.tell, "run", "lookup")
     return found
 
 
@@ -75,8 +86,10 @@ def ratios(found: dict[str, Summary]) -> dict[str, dict[str, float]]:
         for tree in STOCK[NEWEST]:
             if f"{NEWEST} {tree} match" in found:
                 compared[name][tree] = ratio(found[own], found[f"{NEWEST} {tree} match"])
-                same = ratio(found[own], found[f"{NEWEST} {tree} acquire"])
+                same = ratio(found[SAME[name]], found[f"{NEWEST} {tree} acquire"])
                 compared[name][f"{tree}_same"] = same
+        if LMCACHE in found:
+            compared[name]["lmcache"] = round(found[own].median / found[LMCACHE].median, 4)
     return compared
 
 
@@ -88,6 +101,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20, help="repetitions a round")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--without-sglang", action="store_true")
+    parser.add_argument("--lmcache", type=Path, metavar="PYTHON", help="of an environment with it")
     options = parser.parse_args()
     versions = [] if options.without_sglang else stock_versions()
     document: dict[str, Any] = heading("python -m benchmarks.bench_match")
@@ -95,7 +109,7 @@ def main() -> None:
     document["daemon_cpu_us"] = {}
     for tokens in options.tokens:
         with ExitStack() as stack:
-            measured = cases(stack, tokens, versions)
+            measured = cases(stack, tokens, versions, options.lmcache)
             found = interleaved(measured, rounds=options.rounds, times=options.times)
         size = str(tokens)
         document["figures"][size] = {name: figure.as_json() for name, figure in found.items()}

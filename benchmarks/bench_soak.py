@@ -173,14 +173,20 @@ def judged(samples: list[int]) -> dict[str, float | bool]:
     }
 
 
-def soak(stack: ExitStack, seconds: float, every: float, share: float, warm: int) -> dict[str, Any]:
-    """Run it; what was done, what memory was, and what did not hold."""
+def everything_on(stack: ExitStack) -> tuple[list[str], int]:
+    """A daemon's flags with all of it on, and the port of its metrics."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treecored-soak-")))
-    port = free_ports(4)
     tier = stack.enter_context(tempfile.TemporaryDirectory(prefix="treecored-", dir=MEMORY))
+    port = free_ports(4)
     flags = ["--host-keep", "--host-dir", tier]
     flags += ["--access-log", str(folder / "log"), "--access-log-size", "16MiB"]
     flags += ["--kv-events", f"tcp://127.0.0.1:{port}", "--metrics", f"127.0.0.1:{port + 3}"]
+    return flags, port + 3
+
+
+def soak(stack: ExitStack, seconds: float, every: float, share: float, warm: int) -> dict[str, Any]:
+    """Run it; what was done, what memory was, and what did not hold."""
+    flags, _ = everything_on(stack)
     daemon = stack.enter_context(Daemon(*flags, host_tier=HOST_TIER))
     command = [sys.executable, "-m", "benchmarks.bench_soak", "--serve", str(daemon.runtime_dir)]
     clients = [

@@ -126,8 +126,9 @@ class LaneLink(ZmqLink):
         until = time.monotonic_ns() + spin
         while not self._arrived and self._lane is not None:
             self._arrived = self._read()
-            if time.monotonic_ns() >= until:
+            if self._arrived or time.monotonic_ns() >= until:
                 return
+            os.sched_yield()  # the daemon may have been put on this very core
 
     def _read(self) -> list[bytes]:
         lane = self._lane

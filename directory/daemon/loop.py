@@ -102,6 +102,7 @@ class Loop:
             while not (ready := poll(0, EVENTS_PER_WAKE_MAX)):
                 if monotonic_ns() - begun >= SPIN_NS:
                     break
+                os.sched_yield()  # whoever asks may have been put on this very core
             else:
                 return ready
         ready = poll(timeout_s, EVENTS_PER_WAKE_MAX)

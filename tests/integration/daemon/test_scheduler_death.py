@@ -159,7 +159,7 @@ def test_a_scheduler_that_stands_still_is_never_reaped_f65(tmp_path: Path) -> No
         RawClient(daemon.runtime_dir, "witness") as witness,
         scheduler(daemon.runtime_dir, "stopped", "leased") as stopped,
     ):
-        wait_until(lambda: witness.stats()["pages_backed_up"] == PAGES)
+        wait_until(lambda: witness.stats().get("pages_backed_up") == PAGES)
         stopped.signal(signal.SIGSTOP)
         figures = witness.stats()
         leases = figures["leases"]
