@@ -92,15 +92,17 @@ sglang-envs:
 	@"$(PYTHON)" -m tests.sglang.environments
 
 # First what imports SGLang, inside each environment, all of them at once; then engines as processes
-# of their own. The long ones (10,000 operations of parity; every cell, storm and kill) are for
-# `make engines`.
+# of their own. Each environment compiles SGLang's extensions for itself: two that do it in one
+# folder take each other's lock away. The long ones (10,000 operations of parity; every cell, storm
+# and kill) are for `make engines`.
 sglang: INSIDE := sglang and not slow
 sglang: OUTSIDE := engines and not every_cell
 engines: INSIDE := sglang
 engines: OUTSIDE := engines
 sglang engines: $(VENV)/.stamp-test sglang-envs
 	@running=; failed=; for python in .sglang/[0-9]*/bin/python; do \
-		PYTHONPATH=tests/sglang/stubs $$python -m pytest -q -m "$(INSIDE)" tests/sglang $(ARGS) \
+		TORCH_EXTENSIONS_DIR="$$PWD/$${python%/bin/python}/extensions" \
+			PYTHONPATH=tests/sglang/stubs $$python -m pytest -q -m "$(INSIDE)" tests/sglang $(ARGS) \
 			>"$${python%/bin/python}/inside.log" 2>&1 & running="$$running $$!:$$python"; \
 	done; \
 	for each in $$running; do \
