@@ -105,7 +105,12 @@ class Staging:
         if min(buffer.chunk_bytes for buffer in self._layout.buffers) >= below_bytes:
             return False
         ring = StageRing.make(self._ipc)
-        self._stager = Stager(ring, self._memory.packer(ring))
+        try:
+            self._stager = Stager(ring, self._memory.packer(ring))
+        except TreecoredError as error:
+            ring.close()
+            log.warning("small pages are not staged: %s", error)
+            return False
         return True
 
     @property

@@ -202,6 +202,7 @@ def open_slab(
         raise ImportFailed("the last allocation is to be the slab, and buffers lie in it")
     ring = StageRing.take_over(tables, fds[0])
     try:
+        ring.check()
         wake_fd = check_wake(fds[1])
     except (ImportFailed, OSError) as error:
         ring.close()

@@ -33,6 +33,10 @@ from transfer.mover_handle import TIMELINE, MoverHandle
 PREFIX = "cuda:"
 
 
+MAPPING_SILENCE_S = 30.0
+"""Of a mover that is mapping memory or giving it back, which takes as long as it takes."""
+
+
 class Placed:
     """A pool. `home`: number of its GPU's mover (None: none has that GPU, so the first one that
     can map it); `waits`: movers that have not answered; `reach`: those that have it."""
@@ -155,6 +159,7 @@ class MoverSet:
     def release_pool(self, pool: PoolId) -> None:
         """Have all close a pool; one `Released` answers."""
         placed = self._pools.setdefault(pool, Placed(None, 0))
+        placed.dropped = False  # even if all were closing it already: whoever asks is answered
         placed.leaving = set(range(len(self._movers)))
         for n, mover in enumerate(self._movers):
             mover.release_pool(pool)
@@ -291,14 +296,13 @@ class MoverSet:
 
     def _look_for_silence(self) -> None:
         """Kill a mover that has copies and says nothing while others do; its death is noticed."""
-        if any(placed.waits or placed.leaving for placed in self._pools.values()):
-            return  # mapping memory takes as long as it takes
+        mapping = {n for placed in self._pools.values() for n in placed.waits | placed.leaving}
         now = self._clock()
         for n in set(self._copies.values()):
             silent = now - self._heard[n]
-            if silent >= self._silence_s:
+            if silent >= (MAPPING_SILENCE_S if n in mapping else self._silence_s):
                 self._movers[n].kill()
-            elif silent >= self._silence_s / 2 and n not in self._asked:
+            elif silent >= self._silence_s / 2 and n not in self._asked | mapping:
                 self._asked.add(n)
                 self._movers[n].ping(0)
                 self._watch_writing(n)

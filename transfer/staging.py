@@ -61,6 +61,7 @@ class Slab:
         self.moved_us = 0
         """When the scheduler was last seen to have done something."""
         self._wake_fd = wake_fd
+        self._failed: set[int] = set()  # requests whose entries others have now
         self._orphans: dict[int, int] = {}  # parts by request that nobody waits for any more
         self._patterns: dict[tuple[Pattern, int], Pattern] = {}
         self.part_bytes = self._count = 0
@@ -83,6 +84,7 @@ class Slab:
         done = self.ring.done
         for number in [n for n in self._orphans if n <= done]:
             self._spare.append(self._orphans.pop(number))
+            self._failed.discard(number)
         if done < self.left_over or len(self._spare) <= (self._count // 2 if pack else 0):
             return None
         return self._spare.pop()
@@ -98,9 +100,19 @@ class Slab:
     def post(self, request: StageRequest) -> int:
         """Ask the scheduler; returns the request's number."""
         self._posted += 1
+        earlier = self._posted - ENTRIES  # done, as there was a part for this one
+        if earlier > self.left_over and self.ring.failed(earlier):
+            self._failed.add(earlier)  # whoever waits for it may look only after this
         self.ring.post(self._posted, request)
         wake(self._wake_fd)
         return self._posted
+
+    def failed(self, number: int) -> bool:
+        """Whether a request that is done was not carried out; asked once."""
+        if number in self._failed:
+            self._failed.remove(number)
+            return True
+        return number + ENTRIES > self._posted and self.ring.failed(number)
 
     def piece(self, part: int, batches: Sequence[PageBatch]) -> Piece:
         """A slice between pool and host tier, by way of a part. All have one pattern."""
@@ -245,7 +257,7 @@ class StagedCopy:
         landed: list[Ticket] = []
         for number in ended:
             piece, ticket = self._open.pop(number)
-            failed = self.slab.ring.failed(number)
+            failed = self.slab.failed(number)
             if failed:
                 self.error = f"{self.slab!r} could not carry out {number}"
             if piece.request.pack and not failed and not self._lost:

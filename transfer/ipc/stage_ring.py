@@ -23,6 +23,7 @@ STAGE_BELOW_BYTES: Final = 64 * 1024
 """Chunks from this size on are moved as they lie."""
 ENTRIES: Final = 16
 """Requests that may be open at once."""
+NUMBER_MAX: Final = 1 << 62
 PAGES_MAX: Final = 2_048
 """Pages of one request."""
 HEAD, DONE, ENTRIES_AT = 0, 1, 2
@@ -72,6 +73,12 @@ class StageRing(CounterTable):
     def done(self) -> int:
         """Every request up to this number is carried out, or has failed."""
         return self.read(DONE)
+
+    def check(self) -> None:
+        """Raise `ImportFailed` for counters that no ring has: what they say is counted on from."""
+        head, done = self.head, self.done
+        if not done <= head <= min(done + ENTRIES, NUMBER_MAX):
+            raise ImportFailed(f"{self!r} has {head} requests, {done} of them done")
 
     # The mover's side.
 

@@ -85,12 +85,14 @@ class StagedPool(OwnedPool):
 class Scene:
     """Pool 1 with a slab, pool 2 without one, a tier, and a clock that the test turns."""
 
-    def __init__(self, *, paged: bool = True, own: PoolLayout = SPREAD, **limits: int) -> None:
+    def __init__(
+        self, *, paged: bool = True, own: PoolLayout = SPREAD, slab: int = SLAB, **limits: int
+    ) -> None:
         self.now_us = 1
         self.device = FakePageDevice() if paged else FakeDevice()
         chosen = EngineLimits(stage_bytes=512, fence_deadline_us=DEADLINE_US)._replace(**limits)
         self.engine = Engine(self.device, lambda: self.now_us, chosen)
-        self.pool = StagedPool(own, SLAB, landings=4)
+        self.pool = StagedPool(own, slab, landings=4)
         self.plain = OwnedPool(own)
         self.pool.fill(1)
         self.plain.fill(2)

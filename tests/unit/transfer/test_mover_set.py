@@ -34,7 +34,8 @@ class Pretended:
         self.released: list[int] = []
         self.imported: list[tuple[int, int, bool]] = []
         self.pings = 0
-        self.killed = self.gone = self.closed = False
+        self.killed = self.gone = self.closed = self.refuses = False
+        self.gives_back = True
 
     def fileno(self) -> int:
         return self.fd
@@ -52,12 +53,13 @@ class Pretended:
     ) -> None:  # fmt: skip
         self.imported.append((pool, len(fds), staging))
         gpu = int(handles[0].device.rpartition("-")[2])
-        ok = gpu // ISLAND == self.number // ISLAND
+        ok = gpu // ISLAND == self.number // ISLAND and not self.refuses
         self.say(Imported(pool, ok, "" if ok else "no peer"))
 
     def release_pool(self, pool: int) -> None:
         self.released.append(pool)
-        self.say(Released(pool))
+        if self.gives_back:
+            self.say(Released(pool))
 
     def submit(self, copy: SubmitCopy) -> None:
         self.copies.append(copy)
@@ -255,6 +257,35 @@ def test_one_that_is_silent_over_its_copies_is_killed_though_others_speak(scene:
     scene.set.receive()
     assert scene.movers[0].killed
     assert select.select([scene.set.pidfd], [], [], 0)[0], "and the set is lost with it"
+
+
+def test_one_that_is_silent_over_its_copies_is_killed_though_it_is_to_give_a_pool_back(
+    scene: Scene,
+) -> None:
+    scene.offer(1, 0)
+    scene.offer(2, 1)
+    scene.set.submit(backup(1, 1))
+    scene.movers[0].gives_back = False
+    scene.set.release_pool(2)
+    for scene.now, killed in ((29.0, False), (31.0, True)):
+        scene.movers[1].say(Pong(0))
+        scene.set.receive()
+        assert scene.movers[0].killed is killed
+
+
+def test_a_release_is_answered_though_the_pool_was_refused_and_is_being_dropped(
+    scene: Scene,
+) -> None:
+    scene.movers[0].refuses = True
+    for mover in scene.movers:
+        mover.gives_back = False
+    (refused,) = scene.offer(1, 0)
+    assert refused == Imported(1, False, "no peer")
+    scene.set.release_pool(1)
+    for mover in scene.movers:
+        mover.say(*(Released(1) for _ in mover.released))
+    assert scene.set.receive() == [Released(1)]
+    assert scene.set.receive() == []
 
 
 def test_what_was_said_before_an_end_is_heard_before_it(scene: Scene) -> None:

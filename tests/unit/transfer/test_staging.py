@@ -25,7 +25,7 @@ from transfer.device.fake import FakePageDevice
 from transfer.engine import Engine, PoolReleased
 from transfer.imports import ImportedPool
 from transfer.ipc.memory import SharedMemoryIPC
-from transfer.ipc.stage_ring import ENTRIES
+from transfer.ipc.stage_ring import ENTRIES, HEAD
 
 
 @pytest.fixture
@@ -295,3 +295,30 @@ def test_no_more_is_asked_for_at_once_than_the_ring_holds() -> None:
     assert slab is not None
     assert slab._count == ENTRIES
     scene.close()
+
+
+@scenes({"slab": ENTRIES * 512, "submissions_max": 32, "lane_submissions_max": 32})
+def test_a_request_that_failed_is_known_though_its_entry_has_another_one(scene: Scene) -> None:
+    scene.submit(backup(90, range(16), range(16)))
+    scene.finish()
+    scene.pool.fill(5)
+    scene.submit(load(1, range(15), range(15)))
+    scene.submit(backup(2, [0, 1], [16, 17]))  # waits for a part
+    scene.submit(load(3, [15], [15]))
+    assert isinstance(scene.device, FakePageDevice)
+    scene.device.complete(max(scene.device.waiting))  # the row of load 3 first: request 1
+    scene.step()
+    scene.move()
+    scene.pool.carry_out(1, fail=True)
+    scene.pool.carry_out(1_000)
+    assert scene.finish()[-3:] == [(1, "ok"), (3, "failed"), (2, "ok")]
+
+
+@pytest.mark.parametrize(("head", "done"), [(2**64 - 1, 2**64 - 1), (5, 6), (ENTRIES + 3, 2)])
+def test_a_ring_whose_counters_no_ring_has_is_not_taken_over(head: int, done: int) -> None:
+    pool = StagedPool(SPREAD, SLAB, landings=4)
+    pool.ring._store(HEAD, head)
+    pool.ring.finish(done)
+    with pytest.raises(ImportFailed, match="requests"):
+        pool.import_as(1)
+    pool.close()
