@@ -305,8 +305,8 @@ class DaemonClient(Speaker):
                 self.rtt_us.add(self._link.now_us() - question.sent_us)
             self._leases.granted(question.body, body)
             landed = isinstance(body, Restored) and body.landed
-            if isinstance(question.body, Restore) and not landed:
-                self.before_loss()
+            if isinstance(question.body, Restore) and not landed and not self._settled():
+                return
             self._arrived[reply.seq] = body
         elif self._abandoned.pop(reply.seq, None) is not None:
             self._count("answers_late")
@@ -317,6 +317,16 @@ class DaemonClient(Speaker):
             # that lease fall before, and then what was to be released is released.
             if body.code != StaleReceipt.code:
                 self.refused.append(body)
+
+    def _settled(self) -> bool:
+        """Whether nobody writes into the targets of a lost restore any more. If that cannot be
+        known the daemon is lost with it, and with it all targets go into quarantine."""
+        try:
+            self.before_loss()
+        except TreecoredError as error:
+            self.lose(f"what movers asked of this pool is not over: {error}")
+            return False
+        return True
 
     def _answer_gone(self, seq: int, body: Refused) -> None:
         """A message was carried out, and what came of it can be known no more.
@@ -331,8 +341,8 @@ class DaemonClient(Speaker):
             return
         self._count("answers_gone")
         self._leases.unknown(asked)
-        if isinstance(asked, Restore):
-            self.before_loss()
+        if isinstance(asked, Restore) and not self._settled():
+            return
         if question is not None:
             self._arrived[seq] = body if isinstance(asked, Restore) else None
         if self._world_size > 1:

@@ -129,7 +129,12 @@ class Returning:
         if client is None:
             return
         self._attempt = None
-        self._count("quarantine_released", self._room.release_quarantine())
+        try:
+            self._count("quarantine_released", self._room.release_quarantine())
+        except TreecoredError as error:
+            client.close()
+            self._fail(str(error))
+            return
         thin = self._mode == "thin"
         self._republisher = Republisher(self._tree.mirror, client, thin=thin)
         self._tree.returning = self._republisher

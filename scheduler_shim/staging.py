@@ -17,9 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from directory.core.errors import LayoutError, TreecoredError
+from directory.core.errors import LayoutError, TransferError, TreecoredError
 from transfer.ipc.memory import MemoryHandle, SharedMapping, SharedMemoryIPC
 from transfer.ipc.stage_ring import (
+    ENTRIES,
     StageRequest,
     StageRing,
     check_request,
@@ -28,6 +29,8 @@ from transfer.ipc.stage_ring import (
 from transfer.layout import PoolLayout
 
 SETTLE_POLL_S: Final = 50e-6
+SETTLE_S_MAX: Final = 0.5
+"""Longer than all that can be open takes; the scheduler's own thread waits."""
 PATIENCE_MS: Final = 1_000
 
 log = logging.getLogger("treecored.staging")
@@ -179,12 +182,17 @@ class Stager:
 
     def settle(self) -> None:
         """Return once everything posted until now is done. A dead stager does nothing more, and
-        what it had queued is waited for."""
-        wanted = self._ring.head
+        what it had queued is waited for. Raises `TransferError` when that takes too long: then it
+        is not known what is still written."""
+        wanted = min(self._ring.head, self._ring.done + ENTRIES)  # head is the mover's to write
+        wake(self._event)  # a mover that died may have posted and not said so
+        give_up = time.monotonic() + SETTLE_S_MAX
         while self._ring.done < wanted:
             if not self._thread.is_alive():
                 self._packer.finish()
                 return
+            if time.monotonic() > give_up:
+                raise TransferError(f"the stager is at {self._ring.done} of {wanted} requests")
             time.sleep(SETTLE_POLL_S)
 
     def close(self) -> None:

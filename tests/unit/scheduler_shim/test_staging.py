@@ -10,7 +10,7 @@ from directory.core.errors import LayoutError, TransferError
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.renamed import RenamedPool
 from scheduler_shim.room import Room
-from scheduler_shim.staging import HostPacker, SharedSlab, Stager, Staging
+from scheduler_shim.staging import SETTLE_S_MAX, HostPacker, SharedSlab, Stager, Staging
 from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
 from transfer.ipc.stage_ring import STAGE_BELOW_BYTES, StageRequest, StageRing, wake
 from transfer.layout import PoolLayout, mha_layer_first
@@ -122,6 +122,16 @@ def test_settling_waits_for_everything_that_was_posted(scene: Scene) -> None:
     waiting.join(DEADLINE_S)
     assert not waiting.is_alive()
     assert scene.ring.done == 2
+
+
+def test_settling_does_not_wait_for_ever(scene: Scene) -> None:
+    scene.post([1], go=False)
+    began = time.monotonic()
+    with pytest.raises(TransferError, match="at 0 of 1 requests"):
+        scene.stager.settle()
+    assert time.monotonic() - began < 2 * SETTLE_S_MAX
+    scene.packer.go.release()
+    assert scene.done(1)
 
 
 def test_settling_does_not_wait_for_a_stager_that_has_ended(scene: Scene) -> None:
