@@ -6,13 +6,14 @@ import signal
 import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from directory.core.ids import HOST
 from tests.gpu import peer_messages as m
 from tests.gpu.daemon_stub import DaemonStub
-from tests.gpu.poisoned_mover import WILD_STORE
+from tests.gpu.poisoned_mover import WILD_STORE_FILE
 from tests.gpu.support import CYCLES_PER_MS, Peer, Rig, fences, figure, packed, until
 from transfer.messages import Pong, Released
 from transfer.mover_handle import MoverHandle
@@ -165,10 +166,13 @@ def test_a_mover_whose_context_is_poisoned_is_replaced_and_its_copies_have_faile
     peers: tuple[Peer, Peer],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
     busy: bool,
 ) -> None:
     spawn = MoverHandle.spawn
     monkeypatch.setattr(MoverHandle, "spawn", partial(spawn, program="tests.gpu.poisoned_mover"))
+    wild_store = tmp_path / "launched"
+    monkeypatch.setenv(WILD_STORE_FILE, str(wild_store))
     peer, _ = peers
     page_bytes = peer.create(m.Create("pool")).layout.page_bytes
     peer.fill("pool", seed=1)
@@ -189,9 +193,15 @@ def test_a_mover_whose_context_is_poisoned_is_replaced_and_its_copies_have_faile
                 ops.append(daemon.submit("load_back", HOST, range(32), 1, range(32)))
             return bool(daemon.lost)
 
+        def launched() -> bool:
+            """Asked again: a signal that falls between a look for signals and a wait is seen only
+            after that."""
+            os.kill(pid, signal.SIGUSR1)
+            return wild_store.exists()
+
         if not busy:
             # A context tells nobody that it is broken: the next copy finds out.
-            daemon.turn_until(lambda: WILD_STORE in capfd.readouterr().err)
+            daemon.turn_until(launched)
             ops.append(daemon.submit("load_back", HOST, range(8), 1, range(8)))
         daemon.turn_until(lost)
         assert not os.path.exists(f"/proc/{pid}"), "nothing of it can still touch a target"
