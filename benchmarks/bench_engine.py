@@ -30,7 +30,7 @@ from tests.sglang.driver import SCHEDULER_VARIABLE
 from tests.sglang.engines import Engine, Nursery
 from tests.sglang.node import Node
 
-ENTRY: Final = "benchmarks.engine_cost:run"
+ENTRY: Final = "benchmarks.sglang_gpu.cache_cost:run"
 TOKENS: Final = 1_536
 FRESH: Final = 192
 PROMPTS: Final = 8

@@ -19,8 +19,10 @@ from typing import Any, Final
 FILE_VARIABLE: Final = "TESTS_CACHE_COST"
 EVERY_S: Final = 0.5
 METHODS: Final = (
-    "match_prefix", "cache_unfinished_req", "cache_finished_req", "inc_lock_ref", "dec_lock_ref",
-    "evict", "init_load_back", "check_hicache_events", "ready_to_load_host_cache",
+    "match_prefix", "touch_prefix", "inc_lock_ref", "dec_lock_ref", "lock", "unlock",
+    "cache_unfinished_req", "cache_finished_req", "checkpoint", "free_kv_row",
+    "path_device_indices", "prefix_device_indices", "evict", "evict_for_alloc", "init_load_back",
+    "check_hicache_events", "ready_to_load_host_cache", "claim_kv_row", "on_release",
 )  # fmt: skip
 HOOKS: Final = ("tick", "admitted", "crowded")
 """Of treecored's, in scheduler_shim.sglang.hooks; what is held back is asked by its shim."""
@@ -94,7 +96,8 @@ def watch(cost: Cost, scheduler: Any) -> None:
     for name in METHODS:
         method = getattr(cache, name, None)
         if method is not None:
-            setattr(cache, name, cost.counted(method, ends=name == "cache_finished_req"))
+            ends = name in ("cache_finished_req", "on_release")
+            setattr(cache, name, cost.counted(method, ends=ends))
     shim = getattr(cache, "shim", None)
     if shim is not None:
         hooks = importlib.import_module("scheduler_shim.sglang.hooks")
