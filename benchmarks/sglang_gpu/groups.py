@@ -35,6 +35,7 @@ GROUPS: Final[dict[str, Group]] = {
     "ids-deterministic": partial(ids.run, deterministic=True),
     "ids-deterministic-layerwise": partial(ids.run, deterministic=True, loads="layerwise"),
     "ids": partial(ids.run, deterministic=False),
+    "ids-again": partial(ids.run, deterministic=False, seed=12),
     "kills-held": partial(kills.run, loads="held"),
     "kills-layerwise": partial(kills.run, loads="layerwise"),
     "two-gpus-held": partial(exact.run, loads="held", page=16, overlap=True, gpus=(0, 1)),

@@ -3,7 +3,8 @@
 Owns the comparison of ids. Stock SGLang is compared with itself first, over two runs in different
 batches: only prompts for which it agrees with itself are an oracle, and the share for which it does
 not is what a shared cache may have, too. Beside it stands what a stock engine with its own cache
-answers to the same visits.
+answers to the same visits: its tree and, on a GPU, HiCache with a host tier as large, because a hit
+is another batch than a cold run and only as many hits of either kind make a fair comparison.
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ def run(
     with Pair(place, model, scale.host_tier, given, {"TREECORED_LOADS": loads}) as pair:
         plain = {"model_path": str(model), **given}
         stock = [place.engine("stock", {}, {**plain, "disable_radix_cache": True})]
-        stock.append(place.engine("radix", {}, plain))
+        more: dict[str, Any] = {}
+        if place.cuda and not deterministic:
+            more = {
+                "enable_hierarchical_cache": True, "hicache_size": scale.ids_tier_gb,
+                "hicache_write_policy": "write_through",
+            }  # fmt: skip
+        stock.append(place.engine("radix", {}, plain | more))
         engines = [pair.start(name) for name in "ab"]
         try:
             for engine in [*stock, *engines]:
@@ -125,9 +132,12 @@ def above(ours: dict[str, Any], stock: dict[str, Any]) -> bool:
 
 def judge(shared: Answers, first: dict[int, list[int]], agree: set[int]) -> dict[str, Any]:
     """Visits that differ from the stock answer, by kind of hit, where stock agrees with itself;
-    and, over all prompts, the share of visits that differ from stock's first run."""
+    and, over all prompts, the share of visits that differ from stock's first run, in all and
+    [differing, all] by kind."""
     visits_by: Counter[str] = Counter()
     differ_by: Counter[str] = Counter()
+    every: Counter[str] = Counter()
+    of_every: Counter[str] = Counter()
     differing = total = 0
     for number, seen in shared.ids.items():
         for tokens, cached, host in seen:
@@ -135,6 +145,8 @@ def judge(shared: Answers, first: dict[int, list[int]], agree: set[int]) -> dict
             same = tokens == first.get(number)
             total += 1
             differing += not same
+            every[kind] += 1
+            of_every[kind] += not same
             if number in agree:
                 visits_by[kind] += 1
                 differ_by[kind] += not same
@@ -143,6 +155,7 @@ def judge(shared: Answers, first: dict[int, list[int]], agree: set[int]) -> dict
         "differing": {kind: count for kind, count in differ_by.items() if count},
         "differing_visits": sum(differ_by.values()),
         "differing_share": differing / max(1, total),
+        "by_kind": {kind: [of_every[kind], count] for kind, count in sorted(every.items())},
         "all_differing": differing,
         "all_visits": total,
     }

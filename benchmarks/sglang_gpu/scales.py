@@ -45,6 +45,8 @@ class Scale:
     ids: int
     """Prompts of the group that compares ids."""
     ids_longest: int
+    ids_tier_gb: int
+    """Of the stock engine beside; as large as `host_tier`."""
     kills_model: str
     kills_pool: int
     kills_requests: int
@@ -66,6 +68,7 @@ SCALES: Final[dict[str, Scale]] = {
     "tiny": Scale(
         model="tiny", prompts=16, shortest=40, longest=600, times=3, pool=1024, running=4,
         chunk=128, under_way=6, host_tier="16MiB", seconds=30, ids=6, ids_longest=300,
+        ids_tier_gb=1,
         kills_model="tiny", kills_pool=1024, kills_requests=30, ttft_model="tiny",
         ttft_lengths=(64, 256), ttft_pairs=2, ttft_pool=1024, ttft_tier_gib=1,
         rows_lengths=(64, 256), rows_pairs=2, rows_pool=1024, rows_tier_gib=1, hicache_pool=1024,
@@ -78,6 +81,7 @@ SCALES: Final[dict[str, Scale]] = {
     "smoke": Scale(
         model="small", prompts=24, shortest=100, longest=20_000, times=3, pool=40_960, running=8,
         chunk=2_048, under_way=16, host_tier="1GiB", seconds=20, ids=6, ids_longest=4_000,
+        ids_tier_gb=1,
         kills_model="wide", kills_pool=40_960, kills_requests=40, ttft_model="large",
         ttft_lengths=(2_048,), ttft_pairs=2, ttft_pool=45_056, ttft_tier_gib=8,
         rows_lengths=(2_048,), rows_pairs=2, rows_pool=16_384, rows_tier_gib=8, hicache_pool=16_384,
@@ -91,6 +95,7 @@ SCALES: Final[dict[str, Scale]] = {
     "full": Scale(
         model="small", prompts=200, shortest=100, longest=20_000, times=3, pool=49_152, running=16,
         chunk=2_048, under_way=32, host_tier="2GiB", seconds=110, ids=200, ids_longest=20_000,
+        ids_tier_gb=2,
         kills_model="wide", kills_pool=65_536, kills_requests=200, ttft_model="large",
         ttft_lengths=(8_192, 2_048, 32_768), ttft_pairs=10, ttft_pool=40_960, ttft_tier_gib=16,
         rows_lengths=(8_192, 32_768), rows_pairs=30, rows_pool=73_728, rows_tier_gib=24,
