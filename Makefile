@@ -26,7 +26,7 @@ help:
 	@echo "make consumers  KV events read by a router's indexer and a viewer, in .consumers (280 MB)"
 	@echo "make sim    deterministic simulation (SEEDS=200 JOBS=2; ARGS=... is handed on)"
 	@echo "make storm  a million random operations of eight schedulers (ARGS=... is handed on)"
-	@echo "make bench  benchmarks"
+	@echo "make bench  list the benchmarks (ARGS=\"core match\" or ARGS=--all runs them)"
 	@echo "make gpu    tests that need a CUDA device"
 	@echo "make docs   remake the generated parts of docs/"
 	@echo "make clean  remove $(VENV), .sglang, .consumers and caches"
@@ -115,27 +115,19 @@ sglang engines: $(VENV)/.stamp-test sglang-envs
 consumers: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest -v -m consumers tests/consumers $(ARGS)
 
-# A target whose subject does not exist yet says so and fails: it must not look like a success.
 sim: $(VENV)/.stamp-test
-	@test -f tests/simulation/__main__.py || \
-		{ echo "make sim: tests/simulation is not there yet" >&2; exit 1; }
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 storm: $(VENV)/.stamp-test
 	@$(BIN)/python -m tests.storm $(ARGS)
 
 bench: $(VENV)/.stamp-bench
-	@test -f benchmarks/__main__.py || \
-		{ echo "make bench: benchmarks/__main__.py is not there yet" >&2; exit 1; }
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 gpu: $(VENV)/.stamp-gpu
-	@$(BIN)/python -m pytest -q -m gpu $(ARGS) || { rc=$$?; \
-		if [ $$rc -eq 5 ]; then echo "make gpu: no test is marked gpu yet" >&2; fi; exit $$rc; }
+	@$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 docs: $(VENV)/.stamp-test
-	@test -f docs/__main__.py || \
-		{ echo "make docs: no part of docs/ is generated yet" >&2; exit 1; }
 	@$(BIN)/python -m docs $(ARGS)
 
 clean:

@@ -4,11 +4,16 @@
 
 One path of so many tokens, fully cached, published in eight steps. `thin`: match and lease over the
 wire, the daemon in another process, everything included but packing the tokens (SGLang's key is
-built outside of its figure, too). `mirror`: match and lock in a scheduler's own tree. `core`:
-`Directory.handle` of a match. Every figure comes as a ratio to the trees of the newest SGLang: to
-a bare `match_prefix`, and (`same`; at the core with a lease) to match, slots and lock. Without
-SGLang's environments (`make sglang-envs`) there are no ratios. `--lmcache`: the Python of an
-environment with LMCache 0.5.6, whose server's look-up of the same prompt is measured as well.
+built outside of its figure, too). Another prompt was published before it, so that the daemon
+compares all tokens, as SGLang's trees do; `thin_waiting`: nothing has changed since the request was
+matched last, and no token is compared; `thin_new`: it comes for the first time, and its tokens are
+handed over. `mirror`: match and lock in a scheduler's own tree. `core`: `Directory.handle` of a
+match. Every figure comes as a ratio to the trees of the newest SGLang: to a bare `match_prefix`,
+and (`same`; at the core with a lease) to match, slots and lock: that compares like with like, and
+goals are about it. A tree that cannot be used here (SGLang's Rust core needs the very torch it was
+built for) is left out, and what it said stands in `unable`. Without SGLang's environments (`make
+sglang-envs`) there are no ratios. `--lmcache`: the Python of an environment with LMCache 0.5.6,
+whose server's look-up of the same prompt is measured as well.
 """
 
 from __future__ import annotations
@@ -19,14 +24,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import ROOT, STOCK, Contestant, stock, stock_versions
+from benchmarks.contestants import (
+    ROOT,
+    STOCK,
+    Contestant,
+    ContestantEnded,
+    stock,
+    stock_versions,
+)
 from benchmarks.node import Daemon, ThinScheduler
 from benchmarks.report import Measure, Summary, heading, interleaved, ratio, table, write_json
 from benchmarks.trees import CoreTree, MirrorTree
 
 PAGE = 16
 TOKENS = (8_192, 131_072)
-OURS = {"thin": "thin match", "mirror": "mirror match", "core": "core look"}
+OURS = {
+    "thin": "thin match, after a change",
+    "thin_waiting": "thin match",
+    "thin_new": "thin match, new request",
+    "mirror": "mirror match",
+    "core": "core look",
+}
 SAME = {**OURS, "core": "core match"}
 """What brings the same as a match, its slots and a lock."""
 LMCACHE = "lmcache lookup"
@@ -35,9 +53,11 @@ NEWEST = "0.5.23"
 
 def cases(
     stack: ExitStack, tokens: int, versions: list[str], lmcache: Path | None
-) -> dict[str, Measure]:
-    """Everything that is measured with paths of so many tokens."""
+) -> tuple[dict[str, Measure], dict[str, str]]:
+    """Everything that is measured with paths of so many tokens, and which of SGLang's trees is
+    not because it cannot do this here, with what it says itself."""
     found: dict[str, Measure] = {}
+    unable: dict[str, str] = {}
     daemon = stack.enter_context(Daemon())
     for name, lane in (("thin", True), ("thin by ZeroMQ", False)):
         scheduler = ThinScheduler(daemon.runtime_dir, PAGE, tokens, instance=name, lane=lane)
@@ -45,6 +65,7 @@ def cases(
         found[f"{name} match"] = scheduler.match
         found[f"{name} empty"] = scheduler.empty
         if lane:
+            found[f"{name} match, after a change"] = scheduler.match_changed
             found[f"{name} match, new request"] = scheduler.match_new
     mirror, core = MirrorTree(PAGE, tokens), CoreTree(PAGE, tokens)
     for case in ("match", "look", "reinsert", "leaf", "evict_leaf"):
@@ -53,7 +74,11 @@ def cases(
     for version in versions:
         for tree in STOCK[version]:
             contestant = stack.enter_context(stock(version))
-            contestant.tell("build", tree, PAGE, tokens)
+            try:
+                contestant.tell("build", tree, PAGE, tokens)
+            except ContestantEnded as error:
+                unable[f"{version} {tree}"] = str(error)
+                continue
             for case in ("match", "acquire", "reinsert", "leaf", "evict_leaf"):
                 found[f"{version} {tree} {case}"] = partial(contestant.tell, "run", case)
     if lmcache is not None:
@@ -61,7 +86,7 @@ def cases(
         server = stack.enter_context(Contestant(command, {"PYTHONPATH": str(ROOT)}))
         server.tell("build", tokens)
         found[LMCACHE] = partial(server.tell, "run", "lookup")
-    return found
+    return found, unable
 
 
 def daemon_cpu(tokens: int, times: int) -> float:
@@ -106,12 +131,13 @@ def main() -> None:
     versions = [] if options.without_sglang else stock_versions()
     document: dict[str, Any] = heading("python -m benchmarks.bench_match")
     document |= {"page": PAGE, "unit": "us", "figures": {}, **{name: {} for name in OURS}}
-    document["daemon_cpu_us"] = {}
+    document |= {"daemon_cpu_us": {}, "unable": {}}
     for tokens in options.tokens:
         with ExitStack() as stack:
-            measured = cases(stack, tokens, versions, options.lmcache)
+            measured, unable = cases(stack, tokens, versions, options.lmcache)
             found = interleaved(measured, rounds=options.rounds, times=options.times)
         size = str(tokens)
+        document["unable"] |= unable
         document["figures"][size] = {name: figure.as_json() for name, figure in found.items()}
         for name, compared in ratios(found).items():
             document[name][size] = compared
@@ -122,6 +148,8 @@ def main() -> None:
         print(f"\ndaemon: {document['daemon_cpu_us'][size]} us of processor time a match + release")
         for name in OURS:
             print(f"{name}: {document[name][size]}")
+        for name, reason in unable.items():
+            print(f"SGLang {name}: cannot be measured here: {reason}")
     write_json(options.json, document)
 
 

@@ -7,7 +7,9 @@ Real daemons, real schedulers, SIGKILL. Owns the four questions and their target
 - a daemon starts on a full host tier: until the first page of it is restored, and how many came
   back;
 - the daemon is restarted under a scheduler with a full pool: until it knows the whole pool again,
-  and how long the scheduler's ticks take meanwhile, beside the same scheduler idle.
+  and how long the scheduler's ticks take meanwhile, beside the same scheduler idle: after each
+  return for as many ticks as it took, so that both had the same machine and as many chances of a
+  tick that is long for no reason of theirs.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from benchmarks.recovery_node import (
     tokens,
 )
 from benchmarks.report import heading, percentile, write_json
-from directory.cli.memory import available_bytes
 from directory.cli.served import ServedDaemon
+from directory.daemon.memory import available_bytes
 from scheduler_shim.deadlines import Deadlines
 
 GIB: Final = 1 << 30
@@ -69,6 +71,10 @@ class Results(msgspec.Struct, frozen=True):
     tick_ms_max: float
     control_tick_ms_p999: float
     control_tick_ms_max: float
+    tick_ms_p50: float
+    control_tick_ms_p50: float
+    tick_longest_ms: tuple[float, ...]
+    control_tick_longest_ms: tuple[float, ...]
     mirror_answer_hung_ms: float
     scheduler_gone_ms_p50: float
     scheduler_kills: int
@@ -220,19 +226,20 @@ def _chain(number: int) -> bytes:
 
 
 class Republication(NamedTuple):
-    """Seconds from a new daemon's readiness until it knows the pool, of each round; ticks of all
-    rounds in microseconds."""
+    """Seconds from a new daemon's readiness until it knows the pool, and ticks in microseconds,
+    of each round."""
 
     seconds: list[float]
-    ticks_us: list[float]
-    control_us: list[float]
+    ticks_us: list[list[float]]
+    control_us: list[list[float]]
     spans: int
 
 
-def republication(folder: Path, pool_pages: int, rounds: int, control_s: float) -> Republication:
+def republication(folder: Path, pool_pages: int, rounds: int) -> Republication:
     """Restart the daemon under a scheduler whose pool is full, so many times."""
     seconds: list[float] = []
-    ticks_us: list[float] = []
+    ticks_us: list[list[float]] = []
+    control_us: list[list[float]] = []
     per_token = 4
     tier = 2 * pool_pages * PAGE_SIZE * per_token
     with ServedDaemon(folder, host_bytes=tier, segment_bytes=4 * MIB) as daemon:
@@ -248,8 +255,7 @@ def republication(folder: Path, pool_pages: int, rounds: int, control_s: float) 
             for chat in range(chats):
                 whole = tokens(5_000_000 + chat, CHAT_TURNS * TURN_PAGES)
                 node.serve(whole[: 4 * PAGE_SIZE * TURN_PAGES * (turn + 1)])
-        node.until(lambda: not node.stats()["backups_waiting"])
-        node.until(lambda: not node.stats()["copies_in_flight"])
+        at_rest(node)
         node.settle_memory()
         for number in range(1, rounds + 1):
             daemon.kill()
@@ -261,17 +267,22 @@ def republication(folder: Path, pool_pages: int, rounds: int, control_s: float) 
             began = time.perf_counter()
             node.until(lambda: node.at_home and not node.unacknowledged)
             seconds.append(time.perf_counter() - began)
-            ticks_us += node.ticks_us
+            ticks_us.append(list(node.ticks_us))
             if node.scheduler.counters["spans_republished"] < number * chats * CHAT_TURNS:
                 raise AssertionError(f"not all was republished: {node.scheduler.counters}")
-        # The control: the same scheduler beside the same daemon, with nothing to do.
-        node.until(lambda: not node.stats()["backups_waiting"])
-        node.ticks_us.clear()
-        end = time.perf_counter() + max(control_s, sum(seconds))
-        node.until(lambda: time.perf_counter() >= end)
-        control_us = list(node.ticks_us)
+            # The control: the same scheduler beside the same daemon, with nothing to do.
+            at_rest(node)
+            node.ticks_us.clear()
+            node.until(lambda: len(node.ticks_us) == len(ticks_us[-1]))
+            control_us.append(list(node.ticks_us))
         node.close()
     return Republication(seconds, ticks_us, control_us, chats * CHAT_TURNS)
+
+
+def at_rest(node: Node) -> None:
+    """Tick until the daemon has nothing to do for the scheduler any more."""
+    node.until(lambda: not node.stats()["backups_waiting"])
+    node.until(lambda: not node.stats()["copies_in_flight"])
 
 
 def measure(options: argparse.Namespace) -> Results:
@@ -286,11 +297,13 @@ def measure(options: argparse.Namespace) -> Results:
         say("answers of the mirror")
         answers_ms, hung_ms = mirror_answers(folders[1], options.rounds, deadlines)
         say("republication")
-        again = republication(folders[2], options.pool_pages, options.returns, options.control_s)
+        again = republication(folders[2], options.pool_pages, options.returns)
         say("warm starts")
         warm = warm_starts(
             folders[3], int(options.tier_gib * GIB), options.page_bytes, options.warm_rounds
         )
+    ticks_us = [took for of_round in again.ticks_us for took in of_round]
+    control_us = [took for of_round in again.control_us for took in of_round]
     return Results(
         scheduler_gone_ms_p99=percentile(gone_ms, 99),
         mirror_answer_ms=max(answers_ms),
@@ -299,10 +312,14 @@ def measure(options: argparse.Namespace) -> Results:
         pages_back=warm.pages_back,
         republish_s=max(again.seconds),
         republications_s=tuple(again.seconds),
-        tick_ms_p999=percentile(again.ticks_us, 99.9) / 1e3,
-        tick_ms_max=max(again.ticks_us) / 1e3,
-        control_tick_ms_p999=percentile(again.control_us, 99.9) / 1e3,
-        control_tick_ms_max=max(again.control_us) / 1e3,
+        tick_ms_p999=percentile(ticks_us, 99.9) / 1e3,
+        tick_ms_max=max(ticks_us) / 1e3,
+        control_tick_ms_p999=percentile(control_us, 99.9) / 1e3,
+        control_tick_ms_max=max(control_us) / 1e3,
+        tick_ms_p50=percentile(ticks_us, 50) / 1e3,
+        control_tick_ms_p50=percentile(control_us, 50) / 1e3,
+        tick_longest_ms=tuple(max(of_round) / 1e3 for of_round in again.ticks_us),
+        control_tick_longest_ms=tuple(max(of_round) / 1e3 for of_round in again.control_us),
         mirror_answer_hung_ms=hung_ms,
         scheduler_gone_ms_p50=percentile(gone_ms, 50),
         scheduler_kills=len(gone_ms),
@@ -314,8 +331,8 @@ def measure(options: argparse.Namespace) -> Results:
         host_pages=warm.pages,
         pool_pages=options.pool_pages,
         pool_spans=again.spans,
-        ticks=len(again.ticks_us),
-        control_ticks=len(again.control_us),
+        ticks=len(ticks_us),
+        control_ticks=len(control_us),
     )
 
 
@@ -345,7 +362,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-rounds", type=int, default=3, help="starts on the full tier")
     parser.add_argument("--pool-pages", type=int, default=POOL_PAGES, help="to be republished")
     parser.add_argument("--returns", type=int, default=5, help="restarts under a full pool")
-    parser.add_argument("--control-s", type=float, default=5.0, help="seconds of the idle control")
     options = parser.parse_args(arguments)
     room, wanted = available_bytes(), int(options.tier_gib * GIB * 9 / 8)
     if room is not None and room < wanted:

@@ -17,7 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import ENVIRONMENTS, ROOT, STOCK, Contestant, stock_versions
+from benchmarks.contestants import (
+    ENVIRONMENTS,
+    ROOT,
+    STOCK,
+    Contestant,
+    ContestantEnded,
+    stock_versions,
+)
 from benchmarks.node import Daemon
 from benchmarks.report import Measure, heading, interleaved, ratio, table, write_json
 
@@ -36,16 +43,25 @@ def main() -> None:
     options = parser.parse_args()
     document: dict[str, Any] = heading("python -m benchmarks.bench_tick")
     document |= {"page": PAGE, "tokens": TOKENS, "requests": REQUESTS, "unit": "us", "ticks": {}}
+    document["unable"] = {}
     rows: list[list[object]] = []
+    unable: dict[str, str] = document["unable"]
     for version in options.versions or stock_versions():
-        kinds = (*STOCK[version], *OURS)
+        kinds = [*STOCK[version], *OURS]
         with ExitStack() as stack:
             daemon = stack.enter_context(Daemon())
             cases: dict[str, Measure] = {}
-            for kind in kinds:
+            folder = str(daemon.runtime_dir)
+            for kind in list(kinds):
                 contestant = stack.enter_context(_contestant(version))
-                folder = str(daemon.runtime_dir)
-                contestant.tell("build", kind, PAGE, TOKENS, REQUESTS, folder)
+                try:
+                    contestant.tell("build", kind, PAGE, TOKENS, REQUESTS, folder)
+                except ContestantEnded as error:
+                    if kind in (*OURS, STOCK[version][0]):
+                        raise
+                    kinds.remove(kind)
+                    unable[f"{version} {kind}"] = str(error)
+                    continue
                 for case in CASES:
                     cases[f"{kind} {case}"] = partial(contestant.tell, "run", case)
             found = interleaved(cases, rounds=options.rounds, times=options.times)
@@ -62,6 +78,8 @@ def main() -> None:
     columns = ["sglang", "tree", "us", "lowest", "highest", "ratio"]
     columns += ["after a change: us", "lowest", "highest", "ratio"]
     print(table(columns, rows))
+    for name, reason in unable.items():
+        print(f"SGLang {name}: cannot be measured here: {reason}")
     write_json(options.json, document)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".sglang"
@@ -22,44 +24,56 @@ STOCK = {
 """SGLang's versions and their trees; the names are those of `--radix-cache-backend`'s cores."""
 
 
+REASON_CHARS_MAX: Final = 200
+
+
+class ContestantEnded(RuntimeError):
+    """A contestant has ended instead of answering; the message is the last that it said."""
+
+
 class Contestant:
     """A program that answers each JSON line with one."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             text=True,
             bufsize=1,
         )
 
     def tell(self, *words: object) -> list[float]:
-        """Say a line and wait for the answer; raises `RuntimeError` where none comes."""
+        """Say a line and wait for the answer; raises `ContestantEnded` where none comes."""
         self.say(*words)
         return self.hear()
 
     def say(self, *words: object) -> None:
-        """Say a line."""
+        """Say a line; raises `ContestantEnded` where nobody is left to hear it."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(words) + "\n")
+        try:
+            self._process.stdin.write(json.dumps(words) + "\n")
+        except BrokenPipeError:
+            raise ContestantEnded(self._why()) from None
 
     def hear(self) -> list[float]:
-        """Wait for an answer; raises `RuntimeError` where none comes."""
+        """Wait for an answer; raises `ContestantEnded` where none comes."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("a contestant has ended")
+            raise ContestantEnded(self._why())
         answer: list[float] | None = json.loads(line)
         return answer or []
 
     def close(self) -> None:
         """End the pipe and wait for the process. Repeatable."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -67,6 +81,15 @@ class Contestant:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        self._said.close()
+
+    def _why(self) -> str:
+        """The last line that the program has said besides its answers, shortened."""
+        self._process.wait(10)
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return last[:REASON_CHARS_MAX] or f"exit status {self._process.returncode}"
 
     def __enter__(self) -> Self:
         return self

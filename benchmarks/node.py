@@ -122,10 +122,10 @@ class ThinScheduler:
         self.tree = ThinTree(SpanTable(self.pool.words, self.pool.page_count), self.client)
         self.page, self.page_count = page, pages
         self.tokens = random_tokens(tokens, 0)
-        free, row = Pages(self.pool.page_count), b""
+        self._free, self._others, row = Pages(self.pool.page_count), 0, b""
         for part in range(1, CHAIN + 1):
             end = pages * part // CHAIN
-            row += free.take(end - len(row) // 4)
+            row += self._free.take(end - len(row) // 4)
             request = self._request("publish")
             request.row = array("I")
             request.row.frombytes(row)
@@ -136,7 +136,10 @@ class ThinScheduler:
         self.waiting = self._request("waiting")
 
     def match(self, times: int) -> list[float]:
-        """Match the path and lease it; releasing the lease is not waited for."""
+        """Match the path and lease it; releasing the lease is not waited for.
+
+        It is one request's, which waits: its tokens were told and compared before.
+        """
         taken: list[float] = []
         for _ in range(times):
             begin = clock()
@@ -144,6 +147,15 @@ class ThinScheduler:
             taken.append((clock() - begin) / 1e3)
             assert len(self.waiting.row) == self.page_count
             self.tree.release(self.waiting)
+        return taken
+
+    def match_changed(self, times: int) -> list[float]:
+        """The same, where another prompt of the namespace was published and given up before each
+        match, which is not counted: the daemon compares all tokens once more."""
+        taken: list[float] = []
+        for _ in range(times):
+            self._change()
+            taken += self.match(1)
         return taken
 
     def match_new(self, times: int) -> list[float]:
@@ -171,6 +183,18 @@ class ThinScheduler:
         """End the session."""
         self.client.close()
         self.pool.close()
+
+    def _change(self) -> None:
+        self._others += 1
+        other = self._request("other")
+        other.tokens = random_tokens(self.page, self._others) + bytes(4)
+        other.row = array("I")
+        other.row.frombytes(page := self._free.take(1))
+        assert self.tree.publish(other, 1, self.pool.advance(), keep=False) is not None
+        self.match(1)  # so that the path is not colder than what is to go
+        given = self.tree.evict(1)
+        assert given == page
+        self._free.give(given)
 
     def _request(self, name: str) -> Request:
         # One token more than what can be matched: it is always left to compute.

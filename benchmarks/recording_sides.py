@@ -6,8 +6,10 @@ each, requests end and new pages are published, with the evictions that it takes
 matches. They take short turns in random order, and whose turn it is not is stopped (SIGSTOP), so
 that nobody's work meets another's match. Scheduler and daemons have a core each: which one the
 kernel wakes a daemon on, when the other is being spun upon, makes a larger difference on two cores
-than what is measured. For the milliseconds of a turn both come before all else that runs here, a
-publisher of events included (SCHED_FIFO, where that is allowed); then others have as long.
+than what is measured. These two are kept awake, for what a daemon has worked keeps a core from
+falling asleep, and so would seem to make matches faster. What else a daemon has started runs on
+other cores where there are any; where not, both come before all else for the milliseconds of a
+turn, a publisher of events included (SCHED_FIFO, where that is allowed); then others have as long.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from benchmarks.alternating import Ratio, Start, Turn, alternate, compare, median_of
+from benchmarks.awake import keep_awake
 from benchmarks.node import Daemon, ThinScheduler
 from benchmarks.report import percentile
 from benchmarks.trees import KEY, Pages
@@ -53,13 +56,17 @@ ENDS_AT_ONCE: Final = 100
 MATCHES_A_REQUEST: Final = {"busy": 10, "paced": 1}
 WAKING_TIMES: Final = 10
 """Matches at the beginning of a turn that do not count: the daemon has been stopped."""
-TIMES: Final = {"busy": 50, "paced": 5}
-"""Matches of a turn that do."""
-GAP_S: Final = 0.008
+TIMES: Final = {"busy": 50, "paced": 20}
+"""Matches of a turn that do. A paced turn is long for what is due to be written or told by then: at
+its beginning that is all of what has become due while the daemon was stopped."""
+WARM_ROUNDS: Final = {"busy": 20, "paced": 3}
+GAP_S: Final = 0.005
 """A paced match comes within so long of the request's end before it."""
 DEADLINE_S: Final = 10.0
 WRITTEN_S: Final = 30.0
 """A log that was kept from its work for long takes seconds; the daemon's end would not wait."""
+CORES_USED: Final = 2
+"""One for the scheduler and one for the daemons."""
 SIDES: Final = ("off", "off again", "on")
 COLUMNS: Final = ("daemon", "p50 us", "p99 us", "CPU us", "matches", "p50 to off (95 %)")
 LOADS: Final = ("busy", "paced")
@@ -123,14 +130,19 @@ class Side:
             for pid in both:
                 os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
             self.signal(signal.SIGSTOP)
-            time.sleep(time.monotonic() - began)
+            if os.cpu_count() == CORES_USED:
+                time.sleep(time.monotonic() - began)
 
     def signal(self, number: signal.Signals) -> None:
-        """Stop the daemon with its mover and publisher, or let them go on."""
-        pid = self.daemon.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-        for each in (pid, *map(int, children.split())):
+        """Stop the daemon with all that it has started, or let them go on."""
+        for each in (self.daemon.process.pid, *self.children()):
             os.kill(each, number)
+
+    def children(self) -> list[int]:
+        """What the daemon has started: its mover, and who publishes events and metrics."""
+        pid = self.daemon.process.pid
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+        return [int(child) for child in listed.split()]
 
     def read(self) -> str:
         """What Prometheus reads."""
@@ -216,14 +228,23 @@ class Found(NamedTuple):
     cpu_us: dict[str, float]
 
 
-def pin(sides: Mapping[str, Side]) -> None:
-    """Give this process one core and the daemons another one, where there are two. Only once they
-    have seen how many there are: who has but one does not look before it sleeps."""
-    mine, *others = sorted(os.sched_getaffinity(0))
-    if others:
-        os.sched_setaffinity(0, {mine})
-        for side in sides.values():
-            os.sched_setaffinity(side.daemon.process.pid, {others[0]})
+def pin(stack: ExitStack, sides: Mapping[str, Side]) -> None:
+    """Give this process one core and the daemons another one, where there are two, both awake, and
+    what the daemons have started all others. Only once they have seen how many there are: who has
+    but one does not look before it sleeps."""
+    cores = sorted(os.sched_getaffinity(0))
+    used, others = cores[:CORES_USED], cores[CORES_USED:]
+    keep_awake(stack, used)
+    if len(used) < CORES_USED:
+        return
+    stack.callback(os.sched_setaffinity, 0, cores)
+    os.sched_setaffinity(0, used[:1])
+    for side in sides.values():
+        os.sched_setaffinity(side.daemon.process.pid, used[1:])
+        for child in side.children() if others else ():
+            for task in os.listdir(f"/proc/{child}/task"):
+                with suppress(ProcessLookupError):  # a thread that has ended since
+                    os.sched_setaffinity(int(task), others)
 
 
 def measure(load: str, rounds: int, seed: int, parts: Collection[Part]) -> Found:
@@ -242,13 +263,12 @@ def measure(load: str, rounds: int, seed: int, parts: Collection[Part]) -> Found
             "on": Side(stack, *flags, scrape=url),
         }
         subscriber = _subscriber(stack, events) if "events" in parts else None
-        stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
-        pin(sides)
+        pin(stack, sides)
         for side in sides.values():
             side.fill(QUEUED if load == "busy" else ENDS_AT_ONCE)
         turns: dict[str, Turn] = {name: partial(side.turn, load) for name, side in sides.items()}
         before = {name: (side.daemon.cpu_us(), side.matches) for name, side in sides.items()}
-        found = alternate(turns, rounds, random.Random(seed))
+        found = alternate(turns, rounds, random.Random(seed), warm=WARM_ROUNDS[load])
         cpu = {
             name: (side.daemon.cpu_us() - before[name][0]) / (side.matches - before[name][1])
             for name, side in sides.items()

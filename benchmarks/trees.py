@@ -13,6 +13,7 @@ from random import Random
 from typing import Protocol
 
 from directory.core.actions import Answer, Inserted, Matched, Registered, SubmitCopy
+from directory.core.again import Again
 from directory.core.directory import Directory
 from directory.core.events import (
     Asked,
@@ -81,6 +82,8 @@ class CoreTree:
         )
         assert isinstance(registered, Registered)
         self.pool = registered.pool
+        # What was found before is not remembered: each match compares all tokens, as SGLang's do.
+        self.directory.pools[self.pool].again = Again(0)
         self.pages = Pages(count)
         self.page, self.page_count = page, pages
         self.tokens = random_tokens(tokens, 0)

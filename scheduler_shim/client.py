@@ -19,7 +19,6 @@ from directory.core.errors import (
     NotAuthorised,
     OutOfOrder,
     StaleReceipt,
-    TooMany,
     TreecoredError,
 )
 from directory.core.events import Lock, Match, Mode, Request, Restore, Unlock
@@ -31,8 +30,7 @@ from directory.protocol.messages import (
     ReplyEnvelope,
 )
 from scheduler_shim.deadlines import Deadlines, Silence
-from scheduler_shim.lane_link import make_arena, make_link
-from scheduler_shim.leases import LeasesOut
+from scheduler_shim.lane_link import open_link
 from scheduler_shim.link import Link
 from scheduler_shim.pools import Pool
 from scheduler_shim.questions import LiveRequest, Question, askers, live_parts
@@ -55,7 +53,7 @@ class DaemonClient(Speaker):
         *,
         world_size: int = 1,
     ) -> None:
-        super().__init__(link, registration, deadlines or Deadlines())
+        super().__init__(link, registration, deadlines or Deadlines(), alone=world_size == 1)
         self.refused: list[Refused] = []
         """Reports that the daemon did not take; mirror and daemon differ from there on."""
         self.before_loss: Callable[[], object] = lambda: None
@@ -64,9 +62,7 @@ class DaemonClient(Speaker):
         self.rtt_us = Samples()
         self._world_size = world_size
         self._silence = Silence()
-        self._last_seq = 0
         self._live_us = link.now_us() + LIVE_EVERY_US
-        self._leases = LeasesOut()
         self._questions: dict[int, Question] = {}
         self._abandoned: dict[int, Request] = {}
         self._arrived: dict[int, AnyReply | None] = {}
@@ -102,9 +98,7 @@ class DaemonClient(Speaker):
             rank=rank,
             software=software,
         )
-        arena = make_arena() if registration.lane and lane else None
-        link = make_link(session, registration.endpoint, arena)
-        link.connect()
+        link = open_link(session, registration.endpoint, lane=registration.lane and lane)
         client = cls(link, registration, deadlines, world_size=world_size)
         client.before_loss = pool.settle
         client.attach()
@@ -120,9 +114,17 @@ class DaemonClient(Speaker):
         that is released.
         """
         seq = self.ask(body, deadline_ms)
+        return self.answer(seq)
+
+    def answer(self, seq: int, wait_ms: int = 0) -> AnyReply | None:
+        """Wait for the answer of something asked that `poll` has not brought; as `call` does.
+
+        `wait_ms`: no longer than this, though it has more time.
+        """
+        give_up_us = self._link.now_us() + wait_ms * 1_000
         while seq in self._questions and not self.lost:
-            question = self._questions[seq]
-            left_us = question.due_us - self._link.now_us()
+            due_us = self._questions[seq].due_us
+            left_us = (min(due_us, give_up_us) if wait_ms else due_us) - self._link.now_us()
             if left_us <= 0:
                 break
             self._link.wait(min(left_us, limits.RESEND_AFTER_MS * 1_000))
@@ -142,12 +144,13 @@ class DaemonClient(Speaker):
         `hold` it may go together with what is told next, or when `send_held` is called."""
         self._push(body, asks=False, hold=hold)
 
-    def ask(self, body: Request, deadline_ms: int = 0) -> int:
+    def ask(self, body: Request, deadline_ms: int = 0, *, hold: bool = False) -> int:
         """Ask without waiting; `poll` brings the answer, or None when its deadline has passed.
 
+        With `hold` it may go together with what is told next, or when `send_held` is called.
         Returns the number by which `poll` names it (0 when the daemon is lost).
         """
-        seq = self._push(body, asks=True)
+        seq = self._push(body, asks=True, hold=hold)
         if seq:
             now = self._link.now_us()
             due = now + (deadline_ms or self.deadlines.of(body)) * 1_000
@@ -207,6 +210,7 @@ class DaemonClient(Speaker):
 
         While messages are open the wait is short enough for them to be sent again in time.
         """
+        self._say_releases()
         if self._arrived:
             return  # a call took it in on its way; no descriptor announces it any more
         if self._stream.open_count:
@@ -222,6 +226,7 @@ class DaemonClient(Speaker):
             self._questions.clear()
             self._arrived.clear()
             self._abandoned.clear()
+            self._releases.clear()
             self._leases.clear()
             self._link.close()
 
@@ -234,36 +239,19 @@ class DaemonClient(Speaker):
     @property
     def open_count(self) -> int:
         """Messages that are not done with."""
-        return self._stream.open_count
+        return self._stream.open_count + len(self._releases)
 
     @property
     def abandoned_count(self) -> int:
         """Questions that nobody waits for and whose answers may still bring leases."""
         return len(self._abandoned)
 
-    # Private: sending.
-
-    def _push(self, body: Request | Ended, *, asks: bool, hold: bool = False) -> int:
-        if self.lost:
-            return 0
-        now = self._link.now_us()
-        try:
-            seq = self._stream.push(body, asks=asks, now_us=now)
-        except TooMany as error:
-            self.lose(str(error))
-            return 0
-        self._last_seq = seq
-        if isinstance(body, Unlock):
-            self._leases.released(body.receipt)
-        # A release can wait for what is said next; what was published or given up is told at once.
-        self._send(seq, body, hold=hold or (isinstance(body, Unlock) and not asks))
-        return seq
-
     # Private: receiving.
 
     def _take_in(self) -> None:
         if self.lost:
             return
+        self._say_releases()
         for frame in self._link.receive():
             try:
                 self._take(decode_reply(frame))

@@ -7,6 +7,8 @@ must never block the scheduler, and a try that failed leaves nothing open.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -97,8 +99,9 @@ class DaemonDial:
         self._rank = rank
 
     def begin(self, mode: Mode) -> DaemonAttempt:
-        """Connect, and say Hello."""
-        message = register_message(
+        """Connect."""
+        message = partial(
+            register_message,
             self._pool,
             instance=self._instance,
             mode=mode,
@@ -110,7 +113,8 @@ class DaemonDial:
             message,
             self._pool,
             self._deadlines,
-            self._software,
+            software=self._software,
+            world_size=self._world_size,
         )
 
     def deserted(self) -> bool:
@@ -123,19 +127,30 @@ class DaemonDial:
 
 
 class DaemonAttempt:
-    """Hello, Register and Attach, each said once its forerunner was answered."""
+    """Hello, Register and Attach, each said once its forerunner was answered.
+
+    `message`: makes the registration, once a daemon has welcomed.
+    """
 
     def __init__(
         self,
         path: Path,
-        message: Register,
+        message: Callable[[], Register],
         pool: Pool,
         deadlines: Deadlines,
+        *,
         software: str = SOFTWARE,
+        world_size: int = 1,
     ) -> None:
-        self._message = message
+        self._make_message = message
         self._pool = pool
         self._deadlines = deadlines
+        self._software = software
+        self._world_size = world_size
+        self._fresh = True
+        self._said_hello = False
+        self._welcome: Welcome | None = None
+        self._message: Register | None = None
         self._give_up_us = monotonic_us() + deadlines.connect_ms * 1_000
         self._epoch = 0
         self._client: DaemonClient | None = None
@@ -147,7 +162,6 @@ class DaemonAttempt:
             self._channel = FdChannel.connect(str(path), CONNECT_S)
         except OSError as error:
             raise DaemonAbsent(f"no daemon listens at {path}: {error}") from error
-        self._send(hello(software), ())
 
     def step(self) -> DaemonClient | None:
         """One step, which is short: requests go on between it and the next one."""
@@ -176,10 +190,18 @@ class DaemonAttempt:
             self._arena = None
 
     def _prepare(self) -> None:
-        """Hear, make the arena, make the link, make the client: one of them. The arena's pages are
-        made by what lies there first, bit by bit."""
+        """Say Hello, hear, make the registration, say it, make the arena, make the link, make the
+        client: one of them. The arena's pages are made by what lies there first, bit by bit; and
+        ZeroMQ's part, which takes a while for its threads, only should the lane end."""
         registered = self._registered
-        if registered is None:
+        if self._fresh:
+            self._fresh = False  # connecting was enough for one step
+        elif not self._said_hello:
+            self._said_hello = True
+            self._send(hello(self._software), ())
+        elif self._welcome is not None:
+            self._answer(self._welcome)
+        elif registered is None:
             self._hear()
         elif self._arena_due:
             self._arena_due = False
@@ -188,8 +210,7 @@ class DaemonAttempt:
             arena, self._arena = self._arena, None
             self._link = make_link(self._channel, registered.endpoint, arena)
         else:
-            self._link.connect()
-            ranks = self._message.world_size
+            ranks = self._world_size
             self._client = DaemonClient(self._link, registered, self._deadlines, world_size=ranks)
             self._client.before_loss = self._pool.settle
 
@@ -204,13 +225,19 @@ class DaemonAttempt:
             close_fds(fds)
             self._take(decode_session_reply(payload))
 
+    def _answer(self, welcome: Welcome) -> None:
+        if self._message is None:
+            self._message = self._make_message()
+            return
+        self._welcome = None
+        message, fds = answer_welcome(self._message, self._pool, welcome)
+        self._send(encode(message), fds)
+
     def _take(self, reply: SessionReply) -> None:
         if isinstance(reply, SessionRefused):
             raise_refusal(reply.code, reply.message)
         if isinstance(reply, Welcome):
-            self._epoch = reply.epoch
-            message, fds = answer_welcome(self._message, self._pool, reply)
-            self._send(encode(message), fds)
+            self._welcome, self._epoch = reply, reply.epoch
         elif isinstance(reply, Registered):
             self._registered = Registration(
                 reply.pool,
@@ -231,4 +258,4 @@ class DaemonAttempt:
             raise DaemonAbsent(f"the daemon closed the session: {error}") from error
 
     def __repr__(self) -> str:
-        return f"<DaemonAttempt {self._message.instance!r}, {self._client!r}>"
+        return f"<DaemonAttempt {self._client!r}>"

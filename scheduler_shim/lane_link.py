@@ -18,7 +18,7 @@ from directory.core.errors import TransferError, TreecoredError
 from directory.protocol.codec import encode
 from directory.protocol.messages import OpenLane
 from scheduler_shim.arena import TokenArena
-from scheduler_shim.link import ZmqLink
+from scheduler_shim.link import NoLink, ZmqLink
 from transfer.ipc.channel import FdChannel
 from transfer.ipc.lane import FrameLane, LaneOver
 
@@ -30,9 +30,10 @@ class LaneLink(ZmqLink):
     """A link with a lane of its own."""
 
     def __init__(self, session: FdChannel, endpoint: str, arena: TokenArena) -> None:
-        """Take over the session and open the lane; without one it goes on by ZeroMQ alone.
+        """Take over session and arena and open the lane; without one it goes on by ZeroMQ alone.
 
-        `connect` makes ZeroMQ's part: soon, so that it is there should the lane end.
+        ZeroMQ's part, which costs two threads, seven descriptors and a third of a millisecond, is
+        made only should the lane end. Raises `NoLink`, and the session is still yours.
         """
         super().__init__(session, endpoint, later=True)
         self._arena = arena
@@ -40,9 +41,14 @@ class LaneLink(ZmqLink):
         self._spin_ns = SPIN_US * 1_000 if len(os.sched_getaffinity(0)) > 1 else 0
         self._looks = False
         self._arrived: list[bytes] = []
+        self._held_lost = 0  # by lanes that are over
         self._poll = select.poll()
         self._polled: dict[int, int] = {}
-        self._open()
+        try:
+            self._open()
+        except NoLink:
+            arena.close()
+            raise
 
     @property
     def arena(self) -> TokenArena | None:
@@ -52,14 +58,14 @@ class LaneLink(ZmqLink):
     def send(self, frame: bytes) -> bool:
         """Send a frame if the lane, or the pipe, takes it."""
         if self._lane is None:
-            return super().send(frame)
+            return self._connected and super().send(frame)
         self._looks = True
         return self._lane.send(frame)
 
     def hold(self, frame: bytes) -> bool:
         """Send a frame together with what comes next, at the latest when answers are looked for."""
         if self._lane is None:
-            return super().send(frame)
+            return self.send(frame)
         return self._lane.hold(frame)
 
     def send_held(self) -> None:
@@ -67,9 +73,19 @@ class LaneLink(ZmqLink):
         if self._lane is not None:
             self._lane.send_held()
 
+    def take_held_lost(self) -> int:
+        """Frames that were held and could not be sent since this was asked."""
+        lost = self._held_lost
+        if self._lane is not None:
+            lost, self._lane.held_lost = lost + self._lane.held_lost, 0
+        self._held_lost = 0
+        return lost
+
     def receive(self) -> list[bytes]:
         """Read what is there, up to a limit; more is there at the next call."""
         frames, self._arrived = self._arrived, []
+        if self._lane is None and not self._connected:
+            return frames
         if self._lane is None:
             return frames + super().receive() if frames else super().receive()
         return frames or self._read()
@@ -80,12 +96,13 @@ class LaneLink(ZmqLink):
             self._lane.send_held()
             if self._looks and not self._arrived:
                 self._looks = False
-                self._look(timeout_us)
+                self._look(self._lane, timeout_us)
         if self._arrived:
             return
         lane = self._lane
         if lane is None:  # it may have ended just now
-            super().wait(timeout_us, fds)
+            if self._connected:
+                super().wait(timeout_us, fds)
             return
         wanted = {
             lane.fileno(): select.POLLIN | (select.POLLOUT if lane.want_write else 0),
@@ -110,7 +127,11 @@ class LaneLink(ZmqLink):
     # Private.
 
     def _open(self) -> None:
-        lane, other = FrameLane.pair()
+        try:
+            lane, other = FrameLane.pair()
+        except OSError:
+            self.connect()
+            return
         try:
             message = encode(OpenLane(self._arena.nbytes))
             self._session.send(message, (other.fileno(), self._arena.fd))
@@ -121,14 +142,20 @@ class LaneLink(ZmqLink):
         finally:
             other.close()
 
-    def _look(self, timeout_us: int | None) -> None:
+    def _look(self, lane: FrameLane, timeout_us: int | None) -> None:
+        """See whether an answer comes soon; not while the daemon has still to be told all."""
         spin = self._spin_ns if timeout_us is None else min(self._spin_ns, timeout_us * 1_000)
         until = time.monotonic_ns() + spin
-        while not self._arrived and self._lane is not None:
-            self._arrived = self._read()
-            if self._arrived or time.monotonic_ns() >= until:
-                return
-            os.sched_yield()  # the daemon may have been put on this very core
+        try:
+            while not lane.want_write:
+                if frames := lane.receive():
+                    self._arrived, self._looks = frames, True  # more may follow at once
+                    return
+                if time.monotonic_ns() >= until:
+                    return
+                os.sched_yield()  # the daemon may have been put on this very core
+        except LaneOver:
+            self._end_lane()
 
     def _read(self) -> list[bytes]:
         lane = self._lane
@@ -148,10 +175,14 @@ class LaneLink(ZmqLink):
     def _end_lane(self) -> None:
         """Go on by ZeroMQ: what was on its way is sent again there."""
         if self._lane is not None:
+            self._held_lost += self._lane.held_lost
             self._lane.close()
             self._lane = None
-            if self._alive:
-                self.connect()
+            try:
+                if self._alive:
+                    self.connect()
+            except NoLink:
+                self._alive = False  # there is no way left: the daemon is as good as gone
 
     def _watch(self, wanted: dict[int, int]) -> None:
         for fd in self._polled.keys() - wanted.keys():
@@ -174,7 +205,18 @@ def make_arena(*, warm: bool = True) -> TokenArena | None:
 
 
 def make_link(session: FdChannel, endpoint: str, arena: TokenArena | None) -> ZmqLink:
-    """The link of a session; with an arena, which it takes over, a lane is opened."""
+    """The link of a session; with an arena, which it takes over, a lane is opened.
+
+    Raises `NoLink`; the session is still yours, the arena is closed."""
     if arena is not None:
         return LaneLink(session, endpoint, arena)
     return ZmqLink(session, endpoint)
+
+
+def open_link(session: FdChannel, endpoint: str, *, lane: bool) -> ZmqLink:
+    """Arena and link at once. Raises `NoLink`; the session is closed."""
+    try:
+        return make_link(session, endpoint, make_arena() if lane else None)
+    except BaseException:
+        session.close()
+        raise

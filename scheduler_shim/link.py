@@ -13,11 +13,18 @@ from typing import Final, Protocol
 
 import zmq
 
-from directory.core.errors import TreecoredError
+from directory.core.errors import ProtocolError, TreecoredError
 from directory.core.limits import MESSAGE_BYTES_MAX, UNACKED_MESSAGES_MAX
 from transfer.ipc.channel import FdChannel, close_fds
 
 FRAMES_PER_RECEIVE_MAX: Final = 1_024
+
+
+class NoLink(ProtocolError):
+    """This process cannot make what a link consists of: it has no more descriptors, say.
+
+    It never travels on the wire, so it has no code of its own.
+    """
 
 
 class Link(Protocol):
@@ -74,20 +81,27 @@ class ZmqLink:
             self.connect()
 
     def connect(self) -> None:
-        """Make the DEALER, whose context has two threads. Repeatable."""
+        """Make the DEALER, whose context has two threads. Repeatable.
+
+        Raises `NoLink`; nothing of it stays then.
+        """
         if self._connected:
             return
-        self._connected = True
-        self._context = zmq.Context(io_threads=1)
-        self._dealer = self._context.socket(zmq.DEALER)
-        # Nothing is queued for a daemon that is not there, nothing lingers at the end, and a full
-        # pipe is an answer at once: what is dropped is sent again by the stream above.
-        self._dealer.setsockopt(zmq.IMMEDIATE, 1)
-        self._dealer.setsockopt(zmq.LINGER, 0)
-        self._dealer.setsockopt(zmq.SNDHWM, UNACKED_MESSAGES_MAX)
-        self._dealer.setsockopt(zmq.RCVHWM, UNACKED_MESSAGES_MAX)
-        self._dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        self._dealer.connect(self._endpoint)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        try:
+            dealer = context.socket(zmq.DEALER)
+            # Nothing is queued for a daemon that is not there, nothing lingers at the end, and a
+            # full pipe is an answer at once: what is dropped is sent again by the stream above.
+            dealer.setsockopt(zmq.IMMEDIATE, 1)
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.SNDHWM, UNACKED_MESSAGES_MAX)
+            dealer.setsockopt(zmq.RCVHWM, UNACKED_MESSAGES_MAX)
+            dealer.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+            dealer.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            context.destroy(linger=0)
+            raise NoLink(f"no link to {self._endpoint}: {error}") from error
+        self._context, self._dealer, self._connected = context, dealer, True
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
         if self._alive:

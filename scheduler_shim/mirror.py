@@ -96,11 +96,12 @@ class Mirror:
 
         `before`: what the same tokens had when they were matched the last time. As long as its node
         is there, so is its path: only what comes after it is looked up, and where nothing of the
-        namespace has changed nothing is.
+        namespace has changed, or nothing comes after it, nothing is.
         """
         if before is not None and before.node is not None and self.holds(before.node):
             node = before.node
-            if node.space.version == before.version:
+            complete = before.page_count == len(tokens) // node.space.page_key
+            if complete or node.space.version == before.version:
                 use_path(self._tree, self.pool, node)
                 return before
         else:

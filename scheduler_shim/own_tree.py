@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol
 
-from directory.core.actions import Totals
+from directory.core.actions import AnyReply, Totals
 from directory.core.events import Match, Mode, Unlock
 from directory.core.ids import NO_LEASE, NodeId
 from directory.core.namespace import NamespaceKey
@@ -41,12 +41,14 @@ class Published(NamedTuple):
 
 class Found(NamedTuple):
     """What the own pool has of a path, protected by nobody: packed pages and the last node, by
-    itself (mirrored, with all that was found) or by its number (thin)."""
+    itself (mirrored, with all that was found) or by its number (thin). `changes` (thin): how often
+    the pool's part of the tree had changed by then."""
 
     pages: bytes
     node: Node | None = None
     node_id: NodeId = 0
     hit: OwnHit | None = None
+    changes: int = 0
 
 
 class OwnTree(Protocol):
@@ -57,12 +59,15 @@ class OwnTree(Protocol):
     """
 
     mode: Mode
+    gathers: bool
+    """Whether what is published is told together with what comes next: the caller sends it."""
 
     def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:
         """The longest prefix of whole pages that the pool holds, marked used and not protected.
 
-        `before`: what these very tokens had the last time; the same object where they have the same
-        now. Nothing where no answer came: a miss is always right.
+        `before`: what these very tokens had the last time. If that object itself comes back, they
+        have the same now; another one may say the same all the same. Nothing where no answer came:
+        a miss is always right.
         """
         ...
 
@@ -98,8 +103,8 @@ class OwnTree(Protocol):
         """Let go of what protects the request's row, and of its lease."""
         ...
 
-    def new_tick(self) -> None:
-        """A tick of the scheduler begins."""
+    def take(self, seq: int, reply: AnyReply | None) -> bool:
+        """An answer has come, or (None) its deadline has passed; whether the tree had asked."""
         ...
 
     @property
@@ -128,6 +133,7 @@ class MirroredTree:
     def __init__(self, mirror: Mirror, client: DaemonClient | None) -> None:
         self.mirror = mirror
         self.client = client
+        self.gathers = False
         self.returning: Republisher | None = None
 
     def match(self, request: Request) -> None:
@@ -178,7 +184,7 @@ class MirroredTree:
         if keep and outcome.end.parent is not None:
             self._protect(request, outcome.end)
         if self.client is not None and pages:
-            self.client.report(report)
+            self.client.report(report, hold=self.gathers)
         elif self.returning is not None:
             self.returning.on_insert(report)
         return Published(outcome.canonical, outcome.duplicates)
@@ -212,8 +218,9 @@ class MirroredTree:
             self.client.report(Unlock(request.receipt))
         request.receipt = NO_LEASE
 
-    def new_tick(self) -> None:
-        """Nothing depends on it here."""
+    def take(self, seq: int, reply: AnyReply | None) -> bool:  # noqa: ARG002 - nobody is asked
+        """Nothing is asked here."""
+        return False
 
     def _protect(self, request: Request, node: Node | None) -> None:
         """Move a request's lock; the new one is taken before the old one is let go."""

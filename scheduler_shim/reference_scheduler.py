@@ -160,7 +160,6 @@ class ReferenceScheduler(Tally):
     def tick(self) -> list[Finished]:
         """Do one batch of work: take answers, admit, and bring every request a step further."""
         self.moved = False
-        self.room.tree.new_tick()
         self._take_answers()
         self._late_before = self._late_answers
         # Whoever waits for room comes first: newcomers would take it away again.

@@ -3,35 +3,47 @@
 Owns which spans have been said. One report a span, ancestors first, so that at the daemon the
 spans are cut as they are here and every later report about them is understood; a span is said as
 it is at that moment, its word included. It must never speak of a span that was not said.
+
+A step must not depend on how many spans there are: slots are gone through by their numbers, so no
+list is made of them, and one is looked at again until its span is said.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from directory.core import limits
 from directory.core.actions import GaveUp, Inserted
 from directory.core.errors import TreecoredError
 from directory.core.events import Evicted, Flush, Insert
-from directory.core.node import Node
 from scheduler_shim.client import DaemonClient
-from scheduler_shim.mirror import PLACE, Mirror
+from scheduler_shim.mirror import Mirror
+from scheduler_shim.slot_marks import SlotMarks
+from scheduler_shim.way import Way
 
 SPANS_PER_BATCH_MAX: Final = 64
-BATCH_BYTES_MAX: Final = 1 << 20
+BATCH_BYTES_MAX: Final = 1 << 18
 """A batch ends with the report that brings its tokens and pages to so many bytes."""
-BATCH_US_MIN: Final = 100
+BATCH_US_MIN: Final = 60
 BATCH_US_MAX: Final = 2_000
 BATCH_SHARE: Final = 10
 """A batch takes one part in so many of the time since the last one, within the limits above: a
 scheduler with long steps is to be known again soon, one that looks all the time is not held up."""
+WAITS: Final = 8
+"""That time is the shortest of so many: where others took the core, it was no step of its own."""
+SLOTS_A_LOOK: Final = 32
+"""So many slots are passed over between two looks at the clock."""
 LAST_MAX: Final = 32
 """Thin: so many last answers are waited for."""
-OPEN_MAX: Final = 128
+OPEN_MAX: Final = 64
+OPEN_THIN_MAX: Final = 32
 """With so many messages open the next batch waits: the daemon is behind, and taking in the
-acknowledgements of more of them at once would make a tick long."""
+acknowledgements (thin: the answers) of more of them at once, or sending them again, would make a
+tick long."""
 
 
 class Republisher:
@@ -41,19 +53,21 @@ class Republisher:
         self.mirror = mirror
         self.client = client
         self.thin = thin
-        # Copying them is all that depends on their number at first, within a step of a scheduler.
-        # Python's collector does not walk over an array, as it would over a list.
-        self._order = array("I", mirror.pool.spans)
-        self._next = 0
-        """Slots from there on are said in this order; what is said or gone already is passed over.
-        """
-        self._said: set[int] = set()
+        self._open_max = OPEN_THIN_MAX if thin else OPEN_MAX
+        self._slot = 1
+        """Spans of lower slots are said, or came after this was made."""
+        self._way: Way | None = None
+        """The path that is being said."""
+        self._late = array("I")
+        self._late_at = 0
+        """Slots of spans that came since, and the first one that may have to be said."""
+        self._said = SlotMarks()
         self._owed = 0
         self._asked: dict[int, int] = {}
         """Thin: reports without an answer, and how many pages must be new to the daemon."""
         self.spans_said = 0
         self._last_us = client.now_us()
-        self._spare_us = 0
+        self._waits_us = deque([0], maxlen=WAITS)
         self._begin()
 
     def _begin(self) -> None:
@@ -72,25 +86,14 @@ class Republisher:
     def batch(self) -> None:
         """Say a bounded number of spans for a bounded time, and beyond both as many as have come
         since the last batch, so that it comes to an end while requests go on."""
-        if self.client.lost or self.client.open_count >= OPEN_MAX:
+        if self.client.lost or self.client.open_count >= self._open_max:
             return
         began_us = self.client.now_us()
-        before_us, self._spare_us = self._spare_us, (began_us - self._last_us) // BATCH_SHARE
-        spare_us = min(before_us, self._spare_us)  # one long wait is none of its habits
-        until_us = began_us + min(max(BATCH_US_MIN, spare_us), BATCH_US_MAX)
-        spans, self._owed = SPANS_PER_BATCH_MAX + self._owed, 0
-        nbytes = 0
-        while spans > 0 and self._left:
-            for report in self._next_path(spans):
-                self._say(report)
-                nbytes += len(report.tokens) + len(report.pages)
-                spans -= 1
-                late = spans <= SPANS_PER_BATCH_MAX and self.client.now_us() >= until_us
-                if late or nbytes >= BATCH_BYTES_MAX or self.client.lost:
-                    spans = 0
-                if not spans:
-                    break
-        self.client.send_held()
+        self._waits_us.append(began_us - self._last_us)
+        share_us = min(self._waits_us) // BATCH_SHARE
+        until_us = began_us + min(max(BATCH_US_MIN, share_us), BATCH_US_MAX)
+        owed, self._owed = self._owed, 0
+        self._say_some(owed, until_us)
         if self._asked and not self._left and len(self._asked) <= LAST_MAX:
             # One round trip for the last ones: while it passes, nothing new can come.
             self.finish()
@@ -99,9 +102,8 @@ class Republisher:
     def finish(self) -> bool:
         """Say everything now; False when the daemon was lost over it."""
         while not self.done and not self.client.lost:
-            self._owed = self._left
-            if self._left:
-                self.batch()
+            if self._left and self.client.open_count < self._open_max:
+                self._say_some(self._left, sys.maxsize)
             if self.client.open_count:
                 self.client.wait(limits.RESEND_AFTER_MS * 1_000)
             self.take()
@@ -123,7 +125,7 @@ class Republisher:
     def on_insert(self, report: Insert) -> None:
         """A path was inserted into the mirror; a span without new pages has number 0."""
         if report.span:
-            self._order.append(report.span)
+            self._late.append(report.span)
             self._owed += 1
 
     def on_given_up(self, reports: Iterable[Evicted | Flush]) -> None:
@@ -131,7 +133,6 @@ class Republisher:
         gone: set[int] = set()
         for report in reports:
             if isinstance(report, Flush):
-                self._next = len(self._order)
                 self._said.clear()
                 self.client.report(report)
                 continue
@@ -143,69 +144,75 @@ class Republisher:
             if said.runs:
                 self.client.report(said)
         # Only now: a span may have pages in several of the reports.
-        self._said -= gone
+        for slot in gone:
+            self._said.discard(slot)
 
     # Private.
 
     @property
     def _left(self) -> int:
-        """At most so many spans are to be said; 0: none is."""
-        order, spans = self._order, self.mirror.pool.spans
-        while self._next < len(order):
-            if order[self._next] not in self._said and order[self._next] in spans:
-                break
-            self._next += 1
-        return len(order) - self._next
+        """So many spans are to be said. What is said and goes is not counted as said any more."""
+        return len(self.mirror.pool.spans) - len(self._said)
 
-    def _next_path(self, most: int) -> Iterator[Insert]:
-        """Reports of the unsaid spans on the path to one of them, from the root on. What is taken
-        from here has to be said before anything else changes."""
-        target = self.mirror.pool.spans[self._order[self._next]].parts[-1]
-        path = target.path()
-        runs = [run.span for node in path for run in node.places[PLACE].runs]
-        slots = [slot for slot in dict.fromkeys(runs) if slot not in self._said]
-        last, tokens, pages = None, b"", b""
-        for slot in slots[:most]:
-            ends = self.mirror.pool.spans[slot].parts[-1]
-            if ends is not last:
-                last, path = ends, ends.path()
-                tokens = b"".join([node.edge for node in path])
-                pages = b"".join([node.places[PLACE].pages for node in path])
-            yield self._report(slot, path, tokens, pages)
+    def _say_some(self, owed: int, until_us: int) -> None:
+        """Say spans for so long; `owed` of them however long it takes."""
+        client, spans, said = self.client, self.mirror.pool.spans, self._said
+        left = SPANS_PER_BATCH_MAX + owed
+        nbytes = 0
+        while left > 0 and not client.lost and (way := self._next_way(until_us)) is not None:
+            while left > 0 and way.slots:
+                slot = way.slots.pop()
+                if slot in said:
+                    continue
+                span = spans[slot]
+                # Below the path it may go on in another branch.
+                whole = way if span.last is way.spans[slot].node else Way(span.parts[-1])
+                report = whole.report(slot, span.value, thin=self.thin)
+                self._say(report, whole.spans[slot].fresh)
+                nbytes += len(report.tokens) + len(report.pages)
+                left -= 1
+                late = left <= SPANS_PER_BATCH_MAX and client.now_us() >= until_us
+                if late or nbytes >= BATCH_BYTES_MAX or client.lost:
+                    left = 0
+        client.send_held()
 
-    def _report(self, slot: int, path: list[Node], tokens: bytes, pages: bytes) -> Insert:
-        """The whole path down to the span's last page; it leads to the span's last node."""
-        span = self.mirror.pool.spans[slot]
-        last = path[-1]
-        count = len(pages) // 4 - _pages_behind(last, slot)
-        written = [node.places[PLACE].written for node in path]
-        return Insert(
-            "republished",
-            0,
-            last.space.key,
-            tokens[: count * last.space.page_key],
-            pages[: 4 * count],
-            slot,
-            span.value,
-            (max([forward for forward, _ in written]), max([current for _, current in written])),
-            fresh_pages=-1 if self.thin else self._pages_here(slot),
-        )
+    def _next_way(self, until_us: int) -> Way | None:
+        """A path with spans that are to be said, if one is found in time."""
+        way = self._way
+        if way is None or not way.slots or way.outdated:
+            slot = self._next_slot(until_us) if self._left else 0
+            # The path down to the span's last page: what is above it has to be said before it.
+            way = self._way = Way(self.mirror.pool.spans[slot].parts[-1]) if slot else None
+        return way
 
-    def _pages_here(self, slot: int) -> int:
-        """Pages that the mirror has of a span. What lies above them on the path was said before, so
-        just these are new to the daemon: a mirrored report says so, a thin answer is compared."""
-        return sum(
-            run.length
-            for node in self.mirror.pool.spans[slot].parts
-            for run in node.places[PLACE].runs
-            if run.span == slot
-        )
+    def _next_slot(self, until_us: int) -> int:
+        """The slot of a span that is to be said; 0 where the time was over before one was found,
+        or there is none."""
+        spans, said = self.mirror.pool.spans, self._said
+        passed = 0
+        while self._slot <= self.mirror.pool.page_count:
+            if self._slot in spans and self._slot not in said:
+                return self._slot
+            self._slot += 1
+            passed += 1
+            if passed % SLOTS_A_LOOK == 0 and self.client.now_us() >= until_us:
+                return 0
+        while self._late_at < len(self._late):
+            slot = self._late[self._late_at]
+            if slot in spans and slot not in said:
+                return slot
+            self._late_at += 1
+            passed += 1
+            if passed % SLOTS_A_LOOK == 0 and self.client.now_us() >= until_us:
+                return 0
+        self._slot = 1  # one came of which nobody has told; the next batch looks for it
+        return 0
 
-    def _say(self, report: Insert) -> None:
+    def _say(self, report: Insert, fresh: int) -> None:
         self._said.add(report.span)
         self.spans_said += 1
         if self.thin:
-            self._asked[self.client.ask(report)] = self._pages_here(report.span)
+            self._asked[self.client.ask(report)] = fresh
         else:
             # The daemon is woken once a batch: where cores are few it takes the scheduler's.
             self.client.report(report, hold=True)
@@ -218,13 +225,3 @@ class Republisher:
 
     def __repr__(self) -> str:
         return f"<Republisher {self.spans_said} spans said, {self._left} to say>"
-
-
-def _pages_behind(node: Node, slot: int) -> int:
-    """Pages of a node that lie behind a span's last one: they belong to later reports."""
-    behind = 0
-    for run in reversed(node.places[PLACE].runs):
-        if run.span == slot:
-            break
-        behind += run.length
-    return behind

@@ -35,7 +35,7 @@ sooner a daemon that was started again is found, the fewer pages are computed tw
 DESERTED_US: Final = 1_000_000
 """So long must a folder have been deserted: the lock of a process that dies is free before its
 device has stopped writing (80 ms on a GPU)."""
-STEP_US: Final = 500
+STEP_US: Final = 300
 """While a try or a republication is under way, this is how soon to look again. Not at once: whoever
 sleeps between its steps is not made to wait by the daemon that takes them in."""
 

@@ -26,7 +26,7 @@ class Samples:
         if len(self.values) < self._most:
             self.values.append(value)
         else:
-            at = self._random.randrange(self.seen)
+            at = int(self._random.random() * self.seen)
             if at < self._most:
                 self.values[at] = value
 

@@ -27,6 +27,7 @@ class SpanTable:
         self._free = list(range(page_count, POOL_WORD, -1))
         self._live: dict[int, int] = {}
         self._reserved: set[int] = set()
+        self._live_pages = 0
 
     def allocate(self) -> tuple[int, int]:
         """Reserve a slot for a report; returns it with the word's present value.
@@ -49,6 +50,7 @@ class SpanTable:
         self._reserved.remove(slot)
         if pages:
             self._live[slot] = pages
+            self._live_pages += pages
         else:
             self._free.append(slot)
 
@@ -61,6 +63,7 @@ class SpanTable:
         if left < 0:
             raise InternalError(f"{pages} pages of span {slot} are given up, it has {left + pages}")
         self._words.set_at_least(slot, value)
+        self._live_pages -= pages
         if left:
             self._live[slot] = left
         else:
@@ -75,6 +78,7 @@ class SpanTable:
         value = self._words.bump_pool()
         self._free.extend(sorted(self._live, reverse=True))
         self._live.clear()
+        self._live_pages = 0
         return value
 
     def word(self, slot: int) -> int:
@@ -88,12 +92,15 @@ class SpanTable:
     @property
     def live_pages(self) -> int:
         """Pages of the tree behind all slots: what the tree holds of the pool."""
-        return sum(self._live.values())
+        return self._live_pages
 
     def check(self) -> list[str]:
         """Return what does not add up: every slot is free, reserved or live, and only one."""
         total = len(self._free) + len(self._reserved) + len(self._live)
         distinct = len({*self._free, *self._reserved, *self._live})
+        pages = sum(self._live.values())
+        if pages != self._live_pages:
+            return [f"spans: {self._live_pages} pages are counted, the live ones have {pages}"]
         if total == distinct == self._page_count:
             return []
         return [f"spans: {total} slots accounted for, {distinct} distinct of {self._page_count}"]

@@ -13,12 +13,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from directory.core import limits
-from directory.core.events import Insert, Match
+from directory.core.errors import TooMany
+from directory.core.events import Insert, Match, Request, Unlock
 from directory.protocol.codec import encode
+from directory.protocol.ended import Ended
 from directory.protocol.messages import NOWHERE, Attach, ClientBody, Envelope
 from directory.protocol.stream import SendStream
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.lane_link import LaneLink
+from scheduler_shim.leases import LeasesOut
 from scheduler_shim.link import Link
 from scheduler_shim.session import DaemonAbsent, Registration
 
@@ -34,7 +37,10 @@ class Speaker(ABC):
         link: Link,
         registration: Registration,
         deadlines: Deadlines,
+        *,
+        alone: bool,
     ) -> None:
+        """`alone`: no other rank numbers the same messages."""
         self.registration = registration
         self.deadlines = deadlines
         self.lost = ""
@@ -42,6 +48,10 @@ class Speaker(ABC):
         self._link = link
         self._lane = link if isinstance(link, LaneLink) else None
         self._stream = SendStream()
+        self._last_seq = 0
+        self._leases = LeasesOut()
+        self._defers = alone and self._lane is not None
+        self._releases: list[Unlock] = []  # neither numbered nor said yet
         # What comes by a lane needs no Attach. Should the lane end, the daemon refuses what comes
         # by the connection instead, and Attach is said then.
         self._attached = self._lane is not None
@@ -78,8 +88,10 @@ class Speaker(ABC):
 
     def send_held(self) -> None:
         """Send what was held, if anything was."""
+        self._say_releases()
         if self._lane is not None and not self.lost:
             self._lane.send_held()
+            self._count("frames_not_sent", self._lane.take_held_lost())
 
     @abstractmethod
     def lose(self, reason: str) -> None:
@@ -103,6 +115,8 @@ class Speaker(ABC):
 
     def _leave_lane(self) -> None:
         """Where the lane has ended: attach the connection, and say there what is open."""
+        if self._lane is not None:
+            self._count("frames_not_sent", self._lane.take_held_lost())
         if self._lane is not None and self._lane.arena is None:
             self._lane = None
             self._count("lanes_ended")
@@ -112,6 +126,51 @@ class Speaker(ABC):
 
     def _say_attach(self) -> None:
         self._send(0, Attach(self.registration.pool, self.registration.secret))
+
+    def _push(self, body: Request | Ended, *, asks: bool, hold: bool = False) -> int:
+        """Number a message and say it; returns the number, 0 where the daemon is lost.
+
+        A release can wait for what is said next; what was published or given up is told at once.
+        By a lane a release even comes behind a match that asks for a lease, so that it is neither
+        made ready nor carried out while that is waited for. All else may depend on what is
+        released.
+        """
+        if self.lost:
+            return 0
+        if self._defers and not asks and isinstance(body, Unlock):
+            self._releases.append(body)
+            return 0
+        follow = False
+        if self._releases:
+            follow = asks and isinstance(body, Match) and body.acquire
+            if not follow:
+                self._say_releases()
+        seq = self._number(body, asks=asks, hold=hold)
+        if follow:
+            self._say_releases()
+        return seq
+
+    def _say_releases(self) -> None:
+        """Say what was released, together with what comes next."""
+        if self._releases:
+            releases, self._releases = self._releases, []
+            for body in releases:
+                self._number(body, asks=False, hold=True)
+
+    def _number(self, body: Request | Ended, *, asks: bool, hold: bool) -> int:
+        if self.lost:
+            return 0
+        try:
+            seq = self._stream.push(body, asks=asks, now_us=self._link.now_us())
+        except TooMany as error:
+            self.lose(str(error))
+            return 0
+        self._last_seq = seq
+        if isinstance(body, Unlock):
+            self._leases.released(body.receipt)
+            hold = hold or not asks
+        self._send(seq, body, hold=hold)
+        return seq
 
     def _send(self, seq: int, body: ClientBody, *, hold: bool = False) -> None:
         """Send a message; with `hold` it may wait for the next one, which is then sent with it."""
@@ -135,5 +194,6 @@ class Speaker(ABC):
         if not sent:
             self._count("frames_not_sent")
 
-    def _count(self, name: str) -> None:
-        self.counters[name] = self.counters.get(name, 0) + 1
+    def _count(self, name: str, number: int = 1) -> None:
+        if number:
+            self.counters[name] = self.counters.get(name, 0) + number

@@ -4,7 +4,8 @@ Owns the slab of one pool and, for one registration at a time, the stage ring an
 stager does what a mover posts, in order, on a stream of its own (`Packer`), and never waits for a
 device. Requests come only after the fences of their copy have passed, so pages are written and
 targets quiet by then. What a mover asked for before it died may still be carried out: nobody may
-let targets of a lost restore go before `settle`, which waits for everything that was posted.
+let targets of a lost restore go before `settle`, which waits for everything that was posted. A
+stager that can pack no more says of every request that it has failed, so that no load waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from directory.core.errors import LayoutError, TransferError, TreecoredError
@@ -31,6 +32,10 @@ from transfer.layout import PoolLayout
 SETTLE_POLL_S: Final = 50e-6
 SETTLE_S_MAX: Final = 0.5
 """Longer than all that can be open takes; the scheduler's own thread waits."""
+CLOSE_S_MAX: Final = 0.5
+"""So long a registration, or the end, waits for the last stager, on the scheduler's thread."""
+REST_EVERY_S: Final = 0.05
+"""A stager that has broken asks so often whether what it had queued is over."""
 PATIENCE_MS: Final = 1_000
 
 log = logging.getLogger("treecored.staging")
@@ -55,7 +60,10 @@ class Packer(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait for everything queued. Repeatable."""
+        """Wait for everything queued: nothing of it touches a page any more. Repeatable.
+
+        Raises `TransferError` where that is not known.
+        """
         ...
 
     def close(self) -> None:
@@ -103,8 +111,10 @@ class Staging:
 
     def begin(self, below_bytes: int) -> bool:
         """Make a ring for a registration that is to come, if chunks are smaller than so many bytes
-        (says whether they are); whatever served the last registration is over."""
-        self._end_stager()
+        (says whether they are); whatever served the last registration is over. Where that does not
+        end in time, this one has no slab: rows and pages are the last one's still."""
+        if not self._end_stager():
+            return False
         if min(buffer.chunk_bytes for buffer in self._layout.buffers) >= below_bytes:
             return False
         ring = StageRing.make(self._ipc)
@@ -149,15 +159,21 @@ class Staging:
             self._stager.settle()
 
     def close(self) -> None:
-        """End the stager and give the slab back. Repeatable."""
-        self._end_stager()
-        self._memory.close()
+        """End the stager and give the slab back; a slab that may still be used stays where it is,
+        until the process ends. Repeatable."""
+        if self._end_stager():
+            self._memory.close()
 
-    def _end_stager(self) -> None:
-        stager, self._stager = self._stager, None
-        if stager is not None:
-            stager.close()
-            self._earlier += stager.taken
+    def _end_stager(self) -> bool:
+        """Whether nothing is left of the last registration's; until then `settle` asks it."""
+        if self._stager is None:
+            return True
+        if not self._stager.close():
+            log.warning("%r has not ended within %.1f s", self._stager, CLOSE_S_MAX)
+            return False
+        self._earlier += self._stager.taken
+        self._stager = None
+        return True
 
     def __repr__(self) -> str:
         return f"<Staging of {self._memory.nbytes} bytes, {self._stager!r}>"
@@ -170,7 +186,10 @@ class Stager:
         self._ring = ring
         self._packer = packer
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._closing = False
+        self._closing = self._closed = False
+        self._at_rest = False
+        """Whether the thread has ended and what it had queued is over."""
+        self._queues = False  # whether anything was ever queued
         self.taken = ring.head
         self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
         self._thread.start()
@@ -181,54 +200,85 @@ class Stager:
         return [self._ring.fd, self._event]
 
     def settle(self) -> None:
-        """Return once everything posted until now is done. A dead stager does nothing more, and
-        what it had queued is waited for. Raises `TransferError` when that takes too long: then it
-        is not known what is still written."""
+        """Return once everything posted until now is done. One that has ended does nothing more.
+        Raises `TransferError` when that takes too long: then it is not known what is still
+        written."""
+        if self._closed:
+            return
         wanted = min(self._ring.head, self._ring.done + ENTRIES)  # head is the mover's to write
         wake(self._event)  # a mover that died may have posted and not said so
         give_up = time.monotonic() + SETTLE_S_MAX
-        while self._ring.done < wanted:
-            if not self._thread.is_alive():
-                self._packer.finish()
-                return
+        while self._ring.done < wanted and not self._at_rest:
             if time.monotonic() > give_up:
                 raise TransferError(f"the stager is at {self._ring.done} of {wanted} requests")
             time.sleep(SETTLE_POLL_S)
 
-    def close(self) -> None:
-        """End the thread, wait for what it has queued, and let go of the ring. Repeatable."""
-        if self._closing:
-            return
+    def close(self) -> bool:
+        """End the thread, wait for what it has queued, and let go of the ring. Says whether that
+        is done; if not, ask again. Repeatable."""
+        if self._closed:
+            return True
         self._closing = True
         wake(self._event)
-        self._thread.join()
-        self._packer.finish()
+        self._thread.join(CLOSE_S_MAX)
+        if self._thread.is_alive() or not self._at_rest:
+            return False
+        self._closed = True
         self._packer.close()
         os.close(self._event)
         self._ring.close()
+        return True
 
     def _run(self) -> None:
-        poller = select.poll()
-        poller.register(self._event, select.POLLIN)
         try:
             self._packer.begin()
-            while not self._closing:
-                if poller.poll(PATIENCE_MS):
-                    os.eventfd_read(self._event)
-                while self.taken < self._ring.head and not self._closing:
-                    self._carry_out(self.taken + 1)
-                    self.taken += 1
-        except TreecoredError as error:
-            # Nothing can be signalled any more: what is open stays so until the session ends.
-            log.error("the stager has ended: %s", error)
+            self._serve(self._carry_out)
+        except Exception:
+            # Whatever it is: a load that waits for this thread would wait until the session ends.
+            log.exception("%r can pack no more, and says so of every request", self)
+            if self._comes_to_rest():
+                self._serve(self._refuse)
+        if self._comes_to_rest():
+            self._at_rest = True
+
+    def _serve(self, each: Callable[[int], None]) -> None:
+        poller = select.poll()
+        poller.register(self._event, select.POLLIN)
+        while not self._closing:
+            while self.taken < self._ring.head and not self._closing:
+                each(self.taken + 1)
+                self.taken += 1
+            if poller.poll(PATIENCE_MS):
+                os.eventfd_read(self._event)
 
     def _carry_out(self, number: int) -> None:
+        self._queues = True
         try:
             self._packer.move(self._ring.taken(number))
         except TreecoredError as error:
             log.warning("stage request %d cannot be carried out: %s", number, error)
             self._ring.fail(number)
         self._packer.signal(self._ring, number)
+
+    def _refuse(self, number: int) -> None:
+        """Nothing is queued any more, so no stream writes `done` beside this."""
+        self._ring.fail(number)
+        self._ring.finish(number)
+
+    def _comes_to_rest(self) -> bool:
+        """Wait until nothing that was queued is still to come. False: not known, and this process
+        is asked to close."""
+        while self._queues:
+            try:
+                self._packer.finish()
+            except TreecoredError as error:
+                if self._closing:
+                    log.warning("what is packed last is not known to be over: %s", error)
+                    return False
+                time.sleep(REST_EVERY_S)
+            else:
+                return True
+        return True
 
     def __repr__(self) -> str:
         return f"<Stager at {self.taken}, {self._ring!r}>"

@@ -1,15 +1,22 @@
-"""A thin scheduler's tree: the daemon keeps it, and every question is one round trip.
+"""A thin scheduler's tree: the daemon keeps it, and whatever must be known is asked.
 
-Owns the totals as they were told last, and nothing of the tree. It must never go on as if a
-question had been answered: where it is not known whose pages are, or what is protected, the daemon
-is given up, and what the caller's rows say counts from then on.
+Owns what the scheduler itself can say of it: how many pages are in it (by the words that guard
+them) and how many of those its leases protect, because nobody else puts pages in, gives them up or
+protects them. It must never go on as if a question had been answered: where it is not known whose
+pages are, or what is protected, the daemon is given up, and what the caller's rows say counts.
+
+What has been found stays found until something is published or given up: only its use is told, at
+the latest before the daemon decides anything by it. A lock is asked for and not waited for: its
+answer is taken before anything depends on it, which is the next eviction at the latest.
 """
 
 from __future__ import annotations
 
 from array import array
+from itertools import count
+from typing import Final
 
-from directory.core.actions import GaveUp, Inserted, Locked, Matched, Totals
+from directory.core.actions import AnyReply, GaveUp, Inserted, Locked, Matched, Refused, Totals
 from directory.core.errors import TreecoredError
 from directory.core.events import Evict, Flush, Insert, Lock, Match, Mode, Unlock
 from directory.core.ids import NO_LEASE
@@ -17,72 +24,152 @@ from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.own_tree import Found, Published, held_bytes, question
+from scheduler_shim.paths import TokenPath
+from scheduler_shim.protected import ProtectedPaths
 from scheduler_shim.request import Request
 from scheduler_shim.spans import SpanTable
 
+KNOWN_MAX: Final = 256
+"""So many paths are remembered, and uses not told, at most."""
+LOCK_CALLS: Final = 20
+"""A lock that nothing depends on yet has the time of so many calls."""
+TREE_BITS: Final = 40
+_trees = count(1)
+"""Changes are counted from another number for every tree, so that nothing that was found in one
+passes for found in another: the daemon may have been lost in between."""
+
 
 class ThinTree:
-    """The tree is the daemon's; every question is one round trip."""
+    """The tree is the daemon's. Mutated by its scheduler's thread alone."""
 
     mode: Mode = "thin"
 
     def __init__(self, spans: SpanTable, client: DaemonClient) -> None:
         self._spans = spans
         self._client = client
-        self._totals = Totals()
-        self._stale = True  # leases were released since the totals were told
-        self._in_vain = False  # in this tick they were asked for, and no answer came
+        self.gathers = False  # what is published is asked here, so nothing waits
+        self.changes = next(_trees) << TREE_BITS
+        """How often the pool's part of the tree has changed, by the messages sent so far."""
+        self._gave_up = self.changes  # the same when something was given up last
+        self._known: dict[TokenPath, Found] = {}  # as of now
+        self._uses: dict[TokenPath, None] = {}  # not told yet, the last one last
+        self._told: dict[TokenPath, None] = {}  # uses that the daemon knows last
+        self._locking: dict[int, tuple[Request, Found]] = {}  # asked locks, by their questions
+        self._protected = ProtectedPaths()
+        self._paths: dict[int, bytes] = {}  # what each request's lease protects, by its number
+        self._doubtful: list[bytes] = []  # what a lease protects whose answer has not come
 
-    def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:  # noqa: ARG002 - the daemon knows
-        """Ask, without a lease."""
-        reply = self._call(Match("find", 0, key, tokens, acquire=False)) if tokens else None
+    def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:
+        """As it was found last, where nothing has changed since; else ask, without a lease."""
+        if not tokens:
+            return Found(b"")
+        path = TokenPath(key, tokens)
+        if before is not None and before.changes == self.changes:
+            self._use(path)
+            return before
+        known = self._known.get(path)
+        if known is not None:
+            self._use(path)
+            return known
+        changes = self.asks(key, tokens)
+        reply = self._call(Match("find", 0, key, tokens, acquire=False))
         if not isinstance(reply, Matched):
             return Found(b"")
-        self._tell(reply.totals)
-        return Found(reply.own, node_id=reply.node)
+        return self.remember(key, tokens, reply, changes)
+
+    def asks(self, key: NamespaceKey, tokens: bytes) -> int:
+        """A path is asked for next, which is a use of it; returns the changes so far."""
+        self._tell_uses()
+        self._tells(TokenPath(key, tokens))
+        return self.changes
+
+    def remember(self, key: NamespaceKey, tokens: bytes, reply: Matched, changes: int) -> Found:
+        """An answer says what the pool has of a path; `changes`: those when it was asked."""
+        found = Found(reply.own, node_id=reply.node, changes=changes)
+        if changes == self.changes:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[TokenPath(key, tokens)] = found
+        return found
 
     def touch(self, key: NamespaceKey, tokens: bytes) -> None:
-        """Told, not asked: whatever the daemon answers is thrown away."""
-        self._client.report(Match("touch", 0, key, tokens, acquire=False))
+        """Told, not asked."""
+        self._use(TokenPath(key, tokens))
 
     def hold(self, request: Request, found: Found) -> bool:
-        """Lease the node, or the path once more where the node's number is another one now.
+        """Ask for a lease of the node. What was given up meanwhile is looked at first.
 
         Without an answer the daemon is given up: the caller's row counts then, as every row does.
         """
         if not found.pages:
             return True
-        reply = self._call(Lock(request.name, request.attempt, found.node_id))
-        if isinstance(reply, TreecoredError):
-            tokens = request.tokens[: held_bytes(request, found)]
-            reply = self._call(Match(request.name, request.attempt, request.key, tokens))
-        if not isinstance(reply, Matched | Locked):
-            self._client.lose("no answer to Lock: what was found would not be protected")
+        if found.changes < self._gave_up:
+            return self._lease_path(request, found)
+        self._tell_uses()
+        lock = Lock(request.name, request.attempt, found.node_id)
+        # A forward pass may be longer than anybody would wait for an answer.
+        seq = self._client.ask(lock, LOCK_CALLS * self._client.deadlines.call_ms)
+        if not seq:
             return False
-        self._tell(reply.totals)
+        self._locking[seq] = request, found
+        self._protect(request, found.pages)
+        return True
+
+    def take(self, seq: int, reply: AnyReply | None) -> bool:
+        """The answer to a lock: the lease, or, where the node is another one now, the path's."""
+        asked = self._locking.pop(seq, None)
+        if asked is None:
+            return False
+        request, found = asked
+        if isinstance(reply, Locked):
+            request.lease(reply.receipt)
+        elif not isinstance(reply, Refused) or not self._lease_path(request, found):
+            self._client.lose("no answer to Lock: what was found would not be protected")
+        return True
+
+    def _lease_path(self, request: Request, found: Found) -> bool:
+        """Lease what was found by its tokens; False where it is not all there, or nobody knows."""
+        tokens = request.tokens[: held_bytes(request, found)]
+        self.asks(request.key, tokens)
+        reply = self._call(Match(request.name, request.attempt, request.key, tokens))
+        if not isinstance(reply, Matched):
+            self._client.lose("no answer to Match: what was found would not be protected")
+            return False
         request.lease(reply.receipt)
-        if isinstance(reply, Locked) or reply.own == found.pages:
+        self._protect(request, reply.own)
+        if reply.own == found.pages:
             return True
         self.release(request)
         return False
+
+    def _settle(self) -> None:
+        """Take the answers of all locks that were asked for."""
+        for seq in list(self._locking):
+            if seq in self._locking and not self._client.lost:
+                try:
+                    reply = self._client.answer(seq, self._client.deadlines.call_ms)
+                except TreecoredError as error:
+                    reply = Refused(error.code, str(error))
+                self.take(seq, reply)
 
     def match(self, request: Request) -> int:
         """Put what the pool holds of the path into the row, protected by a lease.
 
         Returns up to which page the path can be had; a refusal or no answer is a miss.
         """
-        try:
-            reply = self._client.call(question(request)) if request.match_pages else None
-        except TreecoredError:
-            reply = None
+        self.asks(request.key, request.match_tokens)
+        reply = self._call(question(request)) if request.match_pages else None
         if not isinstance(reply, Matched):
+            if reply is None and request.row:
+                self._doubtful.append(request.row.tobytes())
             return len(request.row)
-        self._tell(reply.totals)
         # The new lease is there before that of an earlier attempt goes.
         self.release(request)
         request.lease(reply.receipt)
         request.row = array("I")
         request.row.frombytes(reply.own)
+        if reply.receipt != NO_LEASE:
+            self._protect(request, reply.own)
         request.tree_pages = request.hit_pages = reply.own_pages
         return reply.own_pages + reply.restorable_pages
 
@@ -91,6 +178,7 @@ class ThinTree:
     ) -> Published | None:
         """Ask the daemon to insert. Without an answer nobody here knows whose the pages are, so
         the daemon is given up: its claim on the pool ends with the session."""
+        self._settle()
         slot, value = self._spans.allocate()
         message = Insert(
             request.name,
@@ -103,9 +191,9 @@ class ThinTree:
             written,
             request.receipt,
         )
-        try:
-            reply = self._client.call(message)
-        except TreecoredError:
+        self._changed()
+        reply = self._call(message)
+        if isinstance(reply, TreecoredError):
             self._spans.publish(slot, 0)
             return None
         if not isinstance(reply, Inserted):
@@ -113,9 +201,10 @@ class ThinTree:
             self._client.lose("no answer to Insert: whose the pages are is not known")
             return None
         self._spans.publish(slot, reply.fresh_pages)
-        self._tell(reply.totals)
-        if keep and request.receipt == NO_LEASE and reply.accepted_pages:
-            self._lock(request, reply.node)
+        if request.receipt != NO_LEASE:
+            self._protect(request, reply.canonical)
+        elif keep and reply.accepted_pages:
+            self._lock(request, reply)
         return Published(reply.canonical, reply.duplicates)
 
     def protect(self, request: Request, written: tuple[int, int]) -> bool:
@@ -123,48 +212,78 @@ class ThinTree:
         done = self.publish(request, request.tree_pages, written, keep=True)
         return done is not None and not done.duplicates and request.receipt != NO_LEASE
 
-    def _lock(self, request: Request, node: int) -> None:
-        reply = self._call(Lock(request.name, request.attempt, node))
+    def _lock(self, request: Request, inserted: Inserted) -> None:
+        reply = self._call(Lock(request.name, request.attempt, inserted.node))
         if isinstance(reply, Locked):
-            self._tell(reply.totals)
             request.lease(reply.receipt)
+            self._protect(request, inserted.canonical)
         else:
             self._client.lose("no answer to Lock: the row would not be protected")
 
     def evict(self, pages: int) -> bytes:
         """Ask the daemon to choose; words first, then the pages are the caller's."""
+        self._settle()
         given, more = b"", True
         while more and len(given) < 4 * pages:
-            some, more = self._give_up(self._call(Evict(pages - len(given) // 4)))
+            some, more = self._give_up(Evict(pages - len(given) // 4))
             given += some
         return given
 
     def flush(self) -> bytes:
         """Have everything that no lease protects given up."""
+        self._settle()
         given, more = b"", True
         while more:
-            some, more = self._give_up(self._call(Flush("pool")))
+            some, more = self._give_up(Flush("pool"))
             given += some
         return given
 
-    def _give_up(self, reply: object) -> tuple[bytes, bool]:
+    def _give_up(self, body: Evict | Flush) -> tuple[bytes, bool]:
         """What went, and whether to ask again: one answer names only so many pages."""
+        self._changed()
+        self._gave_up = self.changes
+        reply = self._call(body)
         if not isinstance(reply, GaveUp):
             self._client.lose("no answer to Evict or Flush: which pages went is not known")
             return b"", False
-        for slot, value, count in reply.words:
-            self._spans.give_up(slot, value, count)
-        self._tell(reply.totals)
+        for slot, value, pages in reply.words:
+            self._spans.give_up(slot, value, pages)
         return reply.pages, bool(reply.pages) and reply.totals.evictable > 0
 
-    def new_tick(self) -> None:
-        """What was asked in vain may be asked again."""
-        self._in_vain = False
+    def _changed(self) -> None:
+        """The next message changes the pool's part of the tree."""
+        self._tell_uses()
+        self.changes += 1
+        self._known.clear()
+        self._told.clear()
 
-    def _tell(self, totals: Totals) -> None:
-        self._totals, self._stale = totals, False
+    def _use(self, path: TokenPath) -> None:
+        """A path is used: of the same one only the last use counts."""
+        self._uses.pop(path, None)
+        self._uses[path] = None
+        if len(self._uses) >= KNOWN_MAX:
+            self._tell_uses()
 
-    def _call(self, body: Match | Lock | Evict | Flush) -> object:
+    def _tell_uses(self) -> None:
+        """Tell in which order paths were used, unless the daemon knows it by what it was told last;
+        whatever it answers is thrown away."""
+        if self._uses:
+            uses = list(self._uses)
+            self._uses.clear()
+            if list(self._told)[-len(uses) :] != uses:
+                for path in uses:
+                    use = Match("touch", 0, path.key, path.tokens, acquire=False)
+                    self._client.report(use, hold=True)
+                    self._tells(path)
+
+    def _tells(self, path: TokenPath) -> None:
+        """The next message is a use of a path."""
+        self._told.pop(path, None)
+        self._told[path] = None
+        if len(self._told) > KNOWN_MAX:
+            del self._told[next(iter(self._told))]
+
+    def _call(self, body: Match | Lock | Insert | Evict | Flush) -> object:
         try:
             return self._client.call(body)
         except TreecoredError as error:
@@ -172,10 +291,20 @@ class ThinTree:
 
     def release(self, request: Request) -> None:
         """Have the lease released; nobody waits for it."""
+        if any(waits is request for waits, _ in self._locking.values()):
+            self._settle()
         if request.receipt != NO_LEASE:
+            self._tell_uses()
             self._client.report(Unlock(request.receipt))
-            self._stale = True
         request.receipt = NO_LEASE
+        self._protect(request, b"")
+
+    def _protect(self, request: Request, path: bytes) -> None:
+        """The request's lease protects this path now, and no other one."""
+        self._protected.add(path)
+        self._protected.remove(self._paths.pop(request.number, b""))
+        if path:
+            self._paths[request.number] = path
 
     @property
     def pages(self) -> int:
@@ -184,19 +313,29 @@ class ThinTree:
 
     @property
     def totals(self) -> Totals:
-        """As the newest answer told them. What was released since is asked for once more; without
-        an answer it still counts as protected, for the rest of this tick: SGLang reads one of both
-        numbers, then the other, and ends an engine where they do not add up. The sum is this
-        side's own and always exact."""
-        if self._stale and not self._in_vain:
-            reply = self._call(Match("totals", 0, NamespaceKey(), b"", acquire=False))
-            if isinstance(reply, Matched):
-                self._tell(reply.totals)
+        """Counted here: nobody else protects pages of this pool. What a lease may protect whose
+        answer has not come counts as protected until it has, and was released."""
+        protected = self._protected.pages
+        if self._doubtful:
+            if self._client.abandoned_count:
+                protected += sum(len(path) // 4 for path in self._doubtful)
             else:
-                self._in_vain = True
-        protected = min(self._totals.protected, self.pages)
+                self._doubtful.clear()
+        protected = min(protected, self.pages)
         return Totals(self.pages - protected, protected)
 
     def check(self) -> list[str]:
-        """All that a thin shim keeps are its spans."""
+        """What is counted here: spans and leases."""
+        held = sum(len(path) // 4 for path in self._paths.values())
+        if not min(held, 1) <= self._protected.pages <= held:
+            return [*self._spans.check(), f"sums: {self._protected!r} of {len(self._paths)} leases"]
         return self._spans.check()
+
+    def recount(self) -> list[str]:
+        """Ask whether the daemon's sums are those that are counted here."""
+        found: list[str] = []
+        self._settle()
+        reply = self._call(Match("totals", 0, NamespaceKey(), b"", acquire=False))
+        if isinstance(reply, Matched) and reply.totals != self.totals and not self._doubtful:
+            found.append(f"sums: the daemon counts {reply.totals}, here are {self.totals}")
+        return found

@@ -231,7 +231,10 @@ class Engine:
             # moved on, the rest of the copy is wasted work.
             if not self._words_hold(copy):
                 continue
-            if copy.state is CopyState.READY and not self._start(copy):
+            begins = copy.state is CopyState.READY
+            if begins and self._lanes.begins_later(copy, self._staged.values(), self._clock_us()):
+                break
+            if begins and not self._start(copy):
                 continue
             if copy.more is not None:
                 paced = self._lanes.paced(copy)
@@ -257,6 +260,8 @@ class Engine:
                 self._lanes.discard(copy)
                 if not copy.busy:  # there was nothing to copy
                     self._settle(copy)
+                if begins and copy.staged is not None:
+                    break  # what was packed meanwhile goes before another copy begins
 
     def _finish_releases(self) -> None:
         for pool in sorted(self._pools.leaving):

@@ -7,10 +7,11 @@ lane take every place there is.
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
-from transfer.copies import Copy
+from transfer.copies import Copy, CopyState
 
 
 class Way(enum.Enum):
@@ -23,6 +24,10 @@ class Way(enum.Enum):
 
 WAYS: dict[str, Way] = {"backup": Way.BACKUP, "peer_copy": Way.PEER}
 """The lane of each kind of copy; of any other it is RESTORE."""
+
+
+BEGUN_BEHIND = 2
+"""Slices of backups in flight behind which another backup begins."""
 
 
 class Pace(NamedTuple):
@@ -102,8 +107,14 @@ class Lanes:
         return self._lanes[WAYS.get(copy.request.kind, Way.RESTORE)]
 
     def add(self, copy: Copy) -> None:
-        """A copy is ready."""
-        self.lane(copy).queue.append(copy)
+        """A copy is ready, or goes on: then before those that have not begun, which takes longer
+        than a slice."""
+        queue = self.lane(copy).queue
+        if copy.state is CopyState.RUNNING:
+            begun = sum(1 for _ in takewhile(lambda c: c.state is CopyState.RUNNING, queue))
+            queue.insert(begun, copy)
+        else:
+            queue.append(copy)
 
     def discard(self, copy: Copy) -> None:
         """A copy has no more slices, or is lost."""
@@ -112,6 +123,14 @@ class Lanes:
             queue.popleft()
         elif copy in queue:
             queue.remove(copy)
+
+    def begins_later(self, copy: Copy, staged: Iterable[Copy], now_us: int) -> bool:
+        """Whether the bus is better served by what schedulers are just packing than by beginning a
+        backup, which takes as long: until there are slices behind which to begin it."""
+        if copy.urgent or self.lane(copy).in_flight >= BEGUN_BEHIND:
+            return False
+        backups = (c.staged for c in staged if not c.urgent)
+        return any(s is not None and s.packs(now_us) for s in backups)
 
     def paced(self, copy: Copy) -> bool:
         """Whether slices of a copy go one at a time."""

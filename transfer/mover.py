@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -359,9 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:<UUID of a GPU>")
     parser.add_argument("--unpinned", action="store_true", help="leave host memory unregistered")
-    parser.add_argument(
-        "--limit", action="append", default=[], help="NAME=NUMBER of transfer/engine_limits.py"
-    )
+    parser.add_argument("--limit", action="append", default=[], help="NAME=NUMBER of EngineLimits")
     options = parser.parse_args(arguments)
     die_with_parent(options.parent)
     # What is sent to a whole terminal or service is for the daemon, which ends its movers in
@@ -370,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DAEMONS_SIGNALS)
     logging.basicConfig(stream=sys.stderr, format="mover %(process)d: %(levelname)s %(message)s")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     channel = FdChannel(socket.socket(fileno=options.fd))
     try:
@@ -382,8 +381,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.exception("the device is lost, and this mover with it")
         leave_at_once(EXIT_DEVICE_LOST)
         return EXIT_DEVICE_LOST
-    except TransferError:
-        log.exception("device %s cannot be used", options.device)
+    except TransferError as error:
+        log.error("device %s cannot be used: %s", options.device, error)
+        with suppress(ProtocolError, OSError):
+            channel.send(encode(Rejected(error.code, str(error)[:DETAIL_CHARS_MAX])))
         return 1
     except ProtocolError:
         # Frames cannot be told apart any more; the daemon starts another mover.

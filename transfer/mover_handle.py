@@ -64,7 +64,7 @@ class MoverHandle:
         options: Sequence[str] = (),
         held_fds: Sequence[int] = (),
     ) -> "MoverHandle":
-        """Start a mover and return at once; its `Ready` comes over the channel.
+        """Start a mover and return at once; its `Ready` comes over the channel. Raises `OSError`.
 
         `device`: "cpu" or "cuda:<UUID>". `options`: further flags, such as "--unpinned".
         `held_fds`: descriptors that the mover does nothing with but hold open until it is dead.
@@ -88,7 +88,13 @@ class MoverHandle:
                 raise
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        return cls(process, FdChannel(ours), device)
+        try:
+            return cls(process, FdChannel(ours), device)
+        except OSError:  # no descriptor is left that would tell of its death
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
 
     @property
     def pid(self) -> int:

@@ -15,6 +15,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from directory.core.actions import SubmitCopy
 from directory.core.errors import ProtocolError
@@ -65,7 +66,8 @@ class MoverSet:
         silence_s: float = MOVER_SILENCE_MS_MAX / 1_000,
     ) -> None:
         """Take the movers over. `silence_s`: one that has copies and says nothing for so long,
-        while others speak, is killed, and all of them are lost with it."""
+        while others speak, is killed, and all of them are lost with it. Raises `OSError`: they
+        are still yours."""
         self._movers = list(movers)
         self._clock = clock
         self._silence_s = silence_s
@@ -78,14 +80,17 @@ class MoverSet:
         self._ready = 0
         self._pongs: set[int] = set()
         self._own: list[Reply] = []  # what is to be said without a mover
-        self._channels = select.epoll()
-        self._deaths = select.epoll()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._writing = [False] * len(self._movers)
-        self._channels.register(self._event, select.EPOLLIN)
-        for mover in self._movers:
-            self._channels.register(mover.fileno(), select.EPOLLIN)
-            self._deaths.register(mover.pidfd, select.EPOLLIN)
+        with ExitStack() as made:  # what is open when one of these fails is closed
+            self._channels = made.enter_context(select.epoll())
+            self._deaths = made.enter_context(select.epoll())
+            self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            made.callback(os.close, self._event)
+            self._channels.register(self._event, select.EPOLLIN)
+            for mover in self._movers:
+                self._channels.register(mover.fileno(), select.EPOLLIN)
+                self._deaths.register(mover.pidfd, select.EPOLLIN)
+            made.pop_all()
         self.device = ",".join(mover.device for mover in self._movers)
         self.pidfd = self._deaths.fileno()
         """Readable once any of them is dead."""
@@ -100,11 +105,11 @@ class MoverSet:
             for device in devices.split(","):
                 mover = MoverHandle.spawn(device, options=options, held_fds=held_fds)
                 started.append(mover)
+            return cls(started)
         except OSError:
             for mover in started:
                 mover.close()
             raise
-        return cls(started)
 
     @property
     def pid(self) -> int:

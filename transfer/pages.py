@@ -131,8 +131,10 @@ def page_batch(
     if HOST in (part.source, part.target):
         out = part.source == HOST
         slots = starts if out else stops
-        segment = min(slots) >> SEGMENT_SHIFT
-        if max(slots) >> SEGMENT_SHIFT != segment:
+        segment = slots[0] >> SEGMENT_SHIFT
+        if slots[-1] >> SEGMENT_SHIFT != segment or (
+            min(slots) >> SEGMENT_SHIFT != max(slots) >> SEGMENT_SHIFT
+        ):
             segment = None
         elif out:
             starts = list(map(INDEX_MASK.__and__, slots))

@@ -119,8 +119,8 @@ def checked_lists(
 
     A layer may wait for this, so lists are looked at whole, not page by page.
     """
-    source_pages = unpack(part.source_pages)
-    target_pages = unpack(part.target_pages)
+    source_pages = unpack(part.source_pages).tolist()  # a list's numbers are objects already
+    target_pages = unpack(part.target_pages).tolist()
     if len(source_pages) != len(target_pages):
         raise LayoutError(f"{len(source_pages)} source pages for {len(target_pages)} target pages")
     if not source_pages:
@@ -134,8 +134,8 @@ def checked_lists(
     pool = source or target
     assert pool is not None
     slot_bytes = _slot_bytes(shard, pool)
-    _check_side(part.source, source_pages, source, tier, slot_bytes)
-    _check_side(part.target, target_pages, target, tier, slot_bytes)
+    _check_side(part.source, source_pages, part.source_pages, source, tier, slot_bytes)
+    _check_side(part.target, target_pages, part.target_pages, target, tier, slot_bytes)
     return source_pages, target_pages
 
 
@@ -206,7 +206,7 @@ def slices(
         yield current
 
 
-def unpack(pages: bytes) -> Sequence[int]:
+def unpack(pages: bytes) -> "array[int]":
     """Page numbers of a packed list (unsigned 32-bit, little endian)."""
     if len(pages) % 4:
         raise LayoutError(f"a packed page list of {len(pages)} bytes is not whole numbers")
@@ -327,6 +327,7 @@ def _by_segment(
 def _check_side(
     place: Place,
     pages: Sequence[int],
+    packed: bytes,
     layout: PoolLayout | None,
     tier: TierShape | None,
     slot_bytes: int,
@@ -340,14 +341,20 @@ def _check_side(
         return
     if tier is None:
         raise LayoutError("there is no host tier here")
-    # A tier may have many segments, and all but the last are alike.
-    last = (tier.segment_count - 1) << SEGMENT_SHIFT
-    if highest >= last:
+    # A tier may have many segments, and all but the last, which may be shorter, are alike. None of
+    # its slots is beyond it if the highest one is not.
+    if highest >> SEGMENT_SHIFT >= tier.segment_count - 1:
         tier.locate(highest, slot_bytes)
-        pages = [page for page in pages if page < last]
-    per_segment = tier.segment_bytes // slot_bytes
-    if pages and max(map(INDEX_MASK.__and__, pages)) >= per_segment:
+    if _highest_index(packed) >= tier.segment_bytes // slot_bytes:
         tier.locate(max(pages, key=INDEX_MASK.__and__), slot_bytes)
+
+
+def _highest_index(packed: bytes) -> int:
+    """The highest index within its segment of the slots of a packed list."""
+    lower = array("H", packed)[::2]  # halves of numbers that are little endian
+    if sys.byteorder == "big":
+        lower.byteswap()
+    return max(lower)
 
 
 def runs_of(starts: Sequence[int], stops: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -25,7 +25,7 @@ from transfer.plan import (
     plan,
     slices,
 )
-from transfer.staging import Slab, StagedCopy, capped
+from transfer.staging import Slab, StagedCopy, by_slot, capped
 
 
 class SliceSizes(NamedTuple):
@@ -114,6 +114,8 @@ class Slicer:
             pieces = progress.slices(slab.part_bytes, 0, slab.part_bytes)  # type: ignore[assignment]
         else:
             checked = [self._pages(part, layouts, tier, shard) for part in parts]
+            if request.kind == "backup":
+                checked = [by_slot(batches, slab.part_bytes) for batches in checked]
             pieces = page_slices(chain.from_iterable(checked), slab.part_bytes)
         return StagedCopy(slab, capped(pieces), whole_pages=self._whole_pages), progress
 

@@ -2,8 +2,8 @@
 
 Owns the entry of a scheduler process that counts (tests/sglang/driver.py begins there when told
 to), whichever cache it has: SGLang's own, HiCache or treecored's with its hooks. Only the outermost
-call counts, and only while a request is there, because an idle scheduler asks its cache as often as
-it can. Runs in SGLang's environment.
+call counts. What is called for a request always does; what is called in every loop does only while
+a request is there, because an idle scheduler asks as often as it can. Runs in SGLang's environment.
 """
 
 from __future__ import annotations
@@ -24,33 +24,42 @@ METHODS: Final = (
     "path_device_indices", "prefix_device_indices", "evict", "evict_for_alloc", "init_load_back",
     "check_hicache_events", "ready_to_load_host_cache", "claim_kv_row", "on_release",
 )  # fmt: skip
-HOOKS: Final = ("tick", "admitted", "crowded")
+EVERY_LOOP: Final = ("check_hicache_events", "ready_to_load_host_cache", "tick")
+HOOKS: Final = ("tick", "admitted", "crowded", "results_used")
 """Of treecored's, in scheduler_shim.sglang.hooks; what is held back is asked by its shim."""
 
 
 class Cost:
-    """Nanoseconds of the scheduler's thread, and how many requests ended."""
+    """Nanoseconds of the scheduler's thread, also by what it called; how many requests ended."""
 
     def __init__(self, path: Path) -> None:
         self.scheduler: Any = None
         self.ns = 0
+        self.by: dict[str, int] = {}
         self.ended = 0
         self._path = path
         self._inside = False
         self._due = 0.0
 
-    def counted(self, original: Callable[..., Any], *, ends: bool = False) -> Callable[..., Any]:
-        """The same function, counted. `ends`: a call is a request's end."""
+    def counted(
+        self, original: Callable[..., Any], *, ends: bool = False, always: bool = True
+    ) -> Callable[..., Any]:
+        """The same function, counted. `ends`: a call is a request's end; `always`: it is made for
+        some request, and not in every loop."""
+
+        name = getattr(original, "__name__", type(original).__name__)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or not self._busy():
+            if self._inside or not (always or self._busy()):
                 return original(*args, **kwargs)
             self._inside = True
             began = time.thread_time_ns()
             try:
                 return original(*args, **kwargs)
             finally:
-                self.ns += time.thread_time_ns() - began
+                took = time.thread_time_ns() - began
+                self.ns += took
+                self.by[name] = self.by.get(name, 0) + took
                 self._inside = False
                 self.ended += ends
                 if time.monotonic() >= self._due:
@@ -71,7 +80,8 @@ class Cost:
     def _save(self) -> None:
         self._due = time.monotonic() + EVERY_S
         beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps({"ns": self.ns, "ended": self.ended}), encoding="utf-8")
+        found = {"ns": self.ns, "ended": self.ended, "by": self.by}
+        beside.write_text(json.dumps(found), encoding="utf-8")
         beside.replace(self._path)
 
 
@@ -97,21 +107,26 @@ def watch(cost: Cost, scheduler: Any) -> None:
         method = getattr(cache, name, None)
         if method is not None:
             ends = name in ("cache_finished_req", "on_release")
-            setattr(cache, name, cost.counted(method, ends=ends))
+            setattr(cache, name, cost.counted(method, ends=ends, always=name not in EVERY_LOOP))
     shim = getattr(cache, "shim", None)
     if shim is not None:
         hooks = importlib.import_module("scheduler_shim.sglang.hooks")
         for name in HOOKS:
-            setattr(hooks, name, cost.counted(getattr(hooks, name)))
+            function = getattr(hooks, name)
+            setattr(hooks, name, cost.counted(function, always=name not in EVERY_LOOP))
         shim.held = cost.counted(shim.held)
         shim.loads.results = cost.counted(shim.loads.results)
 
 
-def read(path: Path) -> dict[str, float]:
-    """What was counted: microseconds a request, and how many requests."""
+def read(path: Path) -> dict[str, Any]:
+    """What was counted: microseconds a request, in all and by call, and how many requests."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         return {}
     ended = max(1, found["ended"])
-    return {"us_a_request": round(found["ns"] / 1e3 / ended, 1), "requests": found["ended"]}
+    by = {name: round(ns / 1e3 / ended, 1) for name, ns in found["by"].items()}
+    return {
+        "us_a_request": round(found["ns"] / 1e3 / ended, 1), "requests": found["ended"],
+        "us_a_request_by": dict(sorted(by.items(), key=lambda item: -item[1])),
+    }  # fmt: skip

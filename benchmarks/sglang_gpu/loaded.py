@@ -38,10 +38,14 @@ def run(
     save: Save = lambda _: None,
 ) -> dict[str, Any]:
     """Run the group. `rounds`: of each system (0: the scale's); `checked`: treecored alone, with
-    every page compared, and nothing of it is a figure of speed."""
-    folder = models.make(
-        scale.ttft_model, place.folder.parent / f"model-{scale.ttft_model}", python
-    )
+    every page compared (and random weights, so that pages differ), and nothing of it is a figure of
+    speed. What is timed has SGLang's dummy weights: nobody looks at what is said."""
+    folder = place.folder.parent / f"model-{scale.ttft_model}"
+    dummy = place.cuda and not checked
+    if dummy:
+        folder = models.without_weights(scale.ttft_model, place.folder / "model")
+    else:
+        models.make(scale.ttft_model, folder, python)
     load = scale.load
     given: dict[str, Any] = {
         "page_size": 64 if place.cuda else 16,
@@ -50,6 +54,7 @@ def run(
         "chunked_prefill_size": load.chunk,
         "context_length": load.context,
         "random_seed": 1,
+        **({"load_format": "dummy"} if dummy else {}),
     }
     if place.cuda:
         given |= {
@@ -58,7 +63,8 @@ def run(
         }  # fmt: skip
     tier = f"{load.tier_gib}GiB" if place.cuda else "64MiB"
     other = 1 if len(place.gpus) > 1 else 0
-    with Pair(place, folder, tier, given, {"TREECORED_LOADS": loads}, checked=checked) as pair:
+    environ = {"TREECORED_LOADS": loads}
+    with Pair(place, folder, tier, given, environ, checked=checked, wait=False) as pair:
         systems = {"treecored": [pair.start("t0", 0, _cost(place, "t0", checked=checked)),
                                  pair.start("t1", other)]}  # fmt: skip
         if not checked:
@@ -74,6 +80,8 @@ def run(
         beside = [engine for name in systems if name != "treecored" for engine in systems[name]]
         try:
             absent = without(systems)
+            up = [e for name in systems if name != "treecored" for e in systems[name]]
+            pair.settled(up)
             loaded = Loaded(pair, systems, scale, rounds or load.rounds)
             result = loaded.run(save, decodes=not checked)
             result["absent"] = absent
@@ -140,27 +148,24 @@ class Loaded:
         self.rounds = rounds
 
     def run(self, save: Save, *, decodes: bool) -> dict[str, Any]:
-        """Conversations in rounds, then decodes; what there is after each is saved."""
+        """Conversations of every system, then decodes, in rounds; each is saved."""
         talk = self.scale.load.talk
         result: dict[str, Any] = {
             "ok": False, "talk": asdict(talk), "turns": {}, "gaps": {}, "cost": {},
         }  # fmt: skip
         pairs = {name: engines for name, engines in self.systems.items() if len(engines) > 1}
-        for engines in pairs.values():
-            for engine in engines:
-                engine.generate([5, 6, 7], 4)
+        names = list(pairs)
         for number in range(self.rounds):
-            names = list(pairs)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 found = turns.drive(pairs[name], talk, 10 + number).as_json(talk)
                 result["turns"].setdefault(name, []).append(found)
                 save(result)
                 time.sleep(REST_S)
-        result["factors"] = factors(result["turns"])
-        result["cost"] = self._costs()
-        save(result)
-        if decodes:
-            self._decodes(result, save)
+            result["factors"] = factors(result["turns"])
+            result["cost"] = self._costs()
+            save(result)
+            if decodes and number < self.scale.load.decode_rounds:
+                self._decodes(number, result, save)
         report = self.pair.at_rest()
         result["violations"] = list(report.violations)[:5]
         result["complaints"] = self.pair.complaints()
@@ -168,15 +173,14 @@ class Loaded:
         result["ok"] = not (report.violations or result["complaints"] or any(failed))
         return result
 
-    def _decodes(self, result: dict[str, Any], save: Save) -> None:
+    def _decodes(self, number: int, result: dict[str, Any], save: Save) -> None:
         decodes = self.scale.load.decodes
-        for number in range(self.scale.load.decode_rounds):
-            for name, engines in self.systems.items():
-                kept = gaps.prepare(engines[0], decodes, tiers=name != "none")
-                time.sleep(REST_S)
-                found = gaps.measure(engines[0], decodes, kept, 3 + number)
-                result["gaps"].setdefault(name, []).append(found)
-                save(result)
+        for name, engines in self.systems.items():
+            kept = gaps.prepare(engines[0], decodes, tiers=name != "none")
+            time.sleep(REST_S)
+            found = gaps.measure(engines[0], decodes, kept, 3 + number)
+            result["gaps"].setdefault(name, []).append(found)
+            save(result)
 
     def _costs(self) -> dict[str, Any]:
         """Of each system's first engine, and of the processes beside treecored's."""

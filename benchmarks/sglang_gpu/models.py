@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from tests.sglang import model as tests_model
 
 VOCABULARY: Final = 1024
 SEED: Final = 11
+WRITERS: Final = 4
+"""Files written at a time."""
 
 SHAPES: Final[dict[str, dict[str, int]]] = {
     "small": {"layers": 4, "hidden": 512, "inner": 1024, "heads": 8, "kv_heads": 2, "dim": 64},
@@ -76,40 +79,45 @@ def _write_weights(name: str, folder: Path) -> None:
     from safetensors.torch import save_file  # type: ignore[import-not-found, unused-ignore]
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    draw = torch.Generator(device).manual_seed(SEED)
     shape = SHAPES[name]
-
-    def matrix(rows: int, columns: int, scale: float = 0.0) -> Any:
-        # Unit variance in, unit variance out, and attention that looks at few tokens.
-        values = torch.randn((rows, columns), generator=draw, device=device)
-        return (values * (scale or 1.5 / columns**0.5)).to(torch.bfloat16).cpu()
 
     hidden, inner, dim = shape["hidden"], shape["inner"], shape["dim"]
     wide, narrow = shape["heads"] * dim, shape["kv_heads"] * dim
-    ones = torch.ones(hidden, dtype=torch.bfloat16)
-    files: dict[str, dict[str, Any]] = {
-        "model.safetensors": {
-            "model.norm.weight": ones.clone(),
-            "lm_head.weight": matrix(VOCABULARY, hidden),
-            "model.embed_tokens.weight": matrix(VOCABULARY, hidden, 1.0),
+
+    def matrices(seed: int, sizes: dict[str, tuple[int, int, float]]) -> dict[str, Any]:
+        # Unit variance in, unit variance out, and attention that looks at few tokens.
+        draw = torch.Generator(device).manual_seed(seed)
+        return {
+            name: (
+                torch.randn((rows, columns), generator=draw, device=device)
+                * (scale or 1.5 / columns**0.5)
+            ).to(torch.bfloat16).cpu()
+            for name, (rows, columns, scale) in sizes.items()
+        }  # fmt: skip
+
+    def save(file: str, tensors: dict[str, Any], norms: list[str]) -> None:
+        ones = {name: torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
+        save_file({**tensors, **ones}, str(folder / file), metadata={"format": "pt"})
+
+    def layer(number: int) -> None:
+        here = f"model.layers.{number}"
+        sizes = {
+            f"{here}.self_attn.q_proj.weight": (wide, hidden, 0.0),
+            f"{here}.self_attn.k_proj.weight": (narrow, hidden, 0.0),
+            f"{here}.self_attn.v_proj.weight": (narrow, hidden, 0.0),
+            f"{here}.self_attn.o_proj.weight": (hidden, wide, 0.0),
+            f"{here}.mlp.gate_proj.weight": (inner, hidden, 0.0),
+            f"{here}.mlp.up_proj.weight": (inner, hidden, 0.0),
+            f"{here}.mlp.down_proj.weight": (hidden, inner, 0.0),
         }
-    }
-    for layer in range(shape["layers"]):
-        here = f"model.layers.{layer}"
-        files[f"model-{layer}.safetensors"] = {
-            f"{here}.input_layernorm.weight": ones.clone(),
-            f"{here}.post_attention_layernorm.weight": ones.clone(),
-            f"{here}.self_attn.q_proj.weight": matrix(wide, hidden),
-            f"{here}.self_attn.k_proj.weight": matrix(narrow, hidden),
-            f"{here}.self_attn.v_proj.weight": matrix(narrow, hidden),
-            f"{here}.self_attn.o_proj.weight": matrix(hidden, wide),
-            f"{here}.mlp.gate_proj.weight": matrix(inner, hidden),
-            f"{here}.mlp.up_proj.weight": matrix(inner, hidden),
-            f"{here}.mlp.down_proj.weight": matrix(hidden, inner),
-        }
-        for file, tensors in files.items():
-            save_file(tensors, str(folder / file), metadata={"format": "pt"})
-        files.clear()
+        norms = [f"{here}.input_layernorm.weight", f"{here}.post_attention_layernorm.weight"]
+        save(f"model-{number}.safetensors", matrices(SEED + 1 + number, sizes), norms)
+
+    ends = {"lm_head.weight": (VOCABULARY, hidden, 0.0)}
+    ends["model.embed_tokens.weight"] = (VOCABULARY, hidden, 1.0)
+    save("model.safetensors", matrices(SEED, ends), ["model.norm.weight"])
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(layer, range(shape["layers"])))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from benchmarks.sglang_gpu.places import Place
+from benchmarks.sglang_gpu.workload import prompt
 from directory.cli.check import ask
 from directory.protocol.admin import AdminReport
 from tests.integration.daemon.support import DaemonProcess
 from tests.sglang.engines import Engine
 
 REST_S: Final = 60.0
+ANSWER_S: Final = 120.0
+WARM_TOKENS: Final = 512
 UNDER_WAY: Final = ("copies_in_flight", "leases", "backups_waiting", "host_pages_leased")
 PATIENT: Final[Mapping[str, str]] = {
     "TREECORED_MATCH_MS": "1000",
@@ -29,7 +32,8 @@ PATIENT: Final[Mapping[str, str]] = {
 
 
 class Pair:
-    """The daemon runs as soon as this exists; engines are started with `start`."""
+    """The daemon is started with this, and opens its host tier while the engines that are started
+    with `start` come up: `settled` checks that both have."""
 
     def __init__(
         self,
@@ -42,9 +46,11 @@ class Pair:
         *,
         checked: bool = True,
         daemons: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> None:
         """`given`: SGLang's arguments; `environ`: treecored's settings; `program`: the daemon's;
-        `checked`: engines record digests; `daemons`: variables of the daemon."""
+        `checked`: engines record digests; `daemons`: variables of the daemon; `wait`:
+        return when its host tier is open, within 20 s."""
         self.place = place
         self.model = model
         self.given = given
@@ -57,7 +63,7 @@ class Pair:
         self._program = program
         self._daemons = daemons
         self._host_tier = host_tier
-        self.daemon = self._daemon()
+        self.daemon = self._daemon(wait=wait)
 
     def start(
         self, name: str, gpu: int = 0, settings: Mapping[str, str] | None = None, **more: Any
@@ -75,6 +81,21 @@ class Pair:
         self.engines.append(engine)
         return engine
 
+    def settled(self, others: Sequence[Engine] = ()) -> None:
+        """Once all engines are up, these others too: have them compile what they run, and wait
+        until nothing is under way. Raises `AssertionError` where one has not found the daemon."""
+        engines = [*self.engines, *others]
+        for _ in range(2):  # computed, then found
+            asked = [
+                (engine, engine.submit(list(prompt(990_000 + n, WARM_TOKENS)), 4))
+                for n, engine in enumerate(engines)
+            ]
+            for engine, name in asked:
+                engine.collect(name, ANSWER_S)
+        registered = self.at_rest().pools
+        if len(registered) != len(self.engines):
+            raise AssertionError(f"{len(registered)} of {len(self.engines)} engines are registered")
+
     def report(self) -> AdminReport:
         """The daemon's account of itself, with all invariants checked."""
         return ask(self.daemon.runtime_dir, 20.0)
@@ -91,7 +112,7 @@ class Pair:
 
     def restart_daemon(self) -> None:
         """A new daemon in the place of one that was killed."""
-        self.daemon = self._daemon()
+        self.daemon = self._daemon(wait=True)
 
     def settle_digests(self) -> None:
         """What engines have digested is in their files: after two requests more, one by one."""
@@ -110,11 +131,11 @@ class Pair:
                 found.append(str(error)[:2000])
         return found
 
-    def _daemon(self) -> DaemonProcess:
+    def _daemon(self, *, wait: bool) -> DaemonProcess:
         program = (sys.executable, *self._program) if self._program else ()
         flags = ["--host-tier", self._host_tier, "--segment", "64MiB", *self.place.daemon_flags]
         folder = self.place.folder / "rt"
-        return DaemonProcess(folder, *flags, program=program, environ=self._daemons)
+        return DaemonProcess(folder, *flags, program=program, wait=wait, environ=self._daemons)
 
     def close(self) -> None:
         """End everything, the engines first."""

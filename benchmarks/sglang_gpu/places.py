@@ -28,8 +28,6 @@ ON_CUDA: Mapping[str, object] = {
     "mem_fraction_static": 0.9,
     "sleep_on_idle": True,
 }
-TIMED: Mapping[str, object] = {"sleep_on_idle": False}
-"""For what is timed: SGLang's own default. An idle scheduler is awake then, at a core's cost."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import table
+from benchmarks.sglang_gpu.rows import LONG, judged
 
 
 def show(folder: Path) -> str:
@@ -119,6 +120,11 @@ def _rows(name: str, result: dict[str, Any]) -> str:
         [length, *(row.get(column, {}).get("median_ms", "") for column in columns)]
         for length, row in result["rows"].items()
     ]
+    judgements = {
+        length: result.get("ratios", {}).get(length)  # a run that was cut off has none of its last
+        or judged({name: found["ms"] for name, found in row.items()}, long=int(length) >= LONG)
+        for length, row in result["rows"].items()
+    }
     ratios = [
         [
             length,
@@ -129,7 +135,7 @@ def _rows(name: str, result: dict[str, Any]) -> str:
             r["pairs"],
             "" if r["ok"] else "missed",
         ]
-        for length, row in result.get("ratios", {}).items()
+        for length, row in judgements.items()
         for what, r in row.items()
     ]
     heads = ["tokens", "ratio of medians", "", "upper 95 %", "goal", "pairs", ""]

@@ -50,6 +50,14 @@ def export_accesses(accesses: Iterator[Access], target: Path) -> int:
     return writer(accesses, target)
 
 
+def check(target: Path) -> None:
+    """Raise now what `export_accesses` would at its end, for a target that cannot be written."""
+    if target.suffix.lower() == ".parquet":
+        _arrow()
+    with target.open("ab"):
+        pass
+
+
 def row(access: Access) -> tuple[int | str, ...]:
     """The values of COLUMNS."""
     hit, path = access.hit, access.path
@@ -108,14 +116,17 @@ def _csv(accesses: Iterator[Access], target: Path) -> int:
     return written
 
 
-def _parquet(accesses: Iterator[Access], target: Path) -> int:
+def _arrow() -> tuple[Any, Any]:
     try:
-        arrow: Any = importlib.import_module("pyarrow")
-        parquet: Any = importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ExportError(
             "Parquet needs pyarrow: pip install pyarrow, or export to .csv instead"
         ) from None
+
+
+def _parquet(accesses: Iterator[Access], target: Path) -> int:
+    arrow, parquet = _arrow()
     schema = arrow.schema(
         [(name, arrow.string() if name in TEXT_COLUMNS else arrow.int64()) for name in COLUMNS]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -21,6 +21,10 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 PIECE_PAGES: Final = 32
 """Pages whose digests are made at once; a piece takes some 30 microseconds."""
 PIECES_KEPT_MAX: Final = 8_192
+
+ENDS_KEPT_MAX: Final = 65_536
+Ends: TypeAlias = dict[int, int]
+"""The digest at the end of a path, by the number of its last part."""
 
 Work: TypeAlias = Iterator["Frame | None"]
 """Makes frames. None: a piece is done and more is to come."""
@@ -100,9 +104,9 @@ class Recorder:
             pass
 
     @property
-    def pressed(self) -> bool:
-        """Whether the queue is half full: it will not wait for idleness much longer."""
-        return 2 * len(self._queue) >= self._queue_max or 2 * self._nbytes >= self._queue_bytes_max
+    def fill(self) -> float:
+        """How full the queue is: 0 where nothing waits, and from 1 on it takes no more."""
+        return max(len(self) / self._queue_max, self._nbytes / self._queue_bytes_max)
 
     def __len__(self) -> int:
         return len(self._queue) + (self._work is not None)
@@ -117,17 +121,36 @@ class Chains:
         self._kept_max = kept_max
         self._kept: OrderedDict[tuple[int, int, bytes], Digests] = OrderedDict()
 
-    def pieces(self, tokens: bytes, page_bytes: int) -> Generator[None, None, Digests]:
+    def pieces(
+        self, tokens: bytes, page_bytes: int, previous: int = 0
+    ) -> Generator[None, None, Digests]:
         """The digests of the whole pages of packed tokens, as `record.chain` makes them; yields
-        after every piece."""
+        after every piece. `previous`: digest of the page before."""
         digests: Digests = array("Q")
         view = memoryview(tokens)
         end = len(tokens) - len(tokens) % page_bytes
         for start in range(0, end, PIECE_PAGES * page_bytes):
             piece = view[start : min(end, start + PIECE_PAGES * page_bytes)]
-            digests.extend(self._piece(piece, page_bytes, digests[-1] if digests else 0))
+            digests.extend(self._piece(piece, page_bytes, digests[-1] if digests else previous))
             yield
         return digests
+
+    def follow(
+        self, ends: Ends, above: Sequence[tuple[int, bytes]], page_bytes: int, previous: int = 0
+    ) -> Generator[None, None, int]:
+        """The digest at the end of a path of (number, tokens) parts, from the one before them on;
+        yields after every piece. `ends`: of parts that were met before, and from now on of these.
+        """
+        digest = previous
+        for number, tokens in above:
+            known = ends.get(number)
+            if known is None:
+                made = yield from self.pieces(tokens, page_bytes, digest)
+                known = ends[number] = made[-1]
+                if len(ends) > ENDS_KEPT_MAX:
+                    del ends[next(iter(ends))]
+            digest = known
+        return digest
 
     def whole(self, tokens: bytes, page_bytes: int) -> Digests:
         """The same at once."""
@@ -138,6 +161,10 @@ class Chains:
             except StopIteration as done:
                 found: Digests = done.value
                 return found
+
+    def one(self, page: bytes, previous: int) -> int:
+        """The digest of one page that follows upon another one's."""
+        return chain(page, len(page), key=self._key, previous=previous)[0]
 
     def _piece(self, piece: memoryview, page_bytes: int, previous: int) -> Digests:
         name = (previous, page_bytes, blake2b(piece, digest_size=16).digest())

@@ -43,7 +43,9 @@ class Asking:
             self._channel = FdChannel.connect(str(self._path), deadline_s)
         except OSError as error:
             raise NoAnswer(
-                f"no daemon listens at {self._path}: {error.strerror or error}"
+                f"no daemon listens at {self._path} ({error.strerror or error}); start one with "
+                f"`treecored serve --runtime-dir {folder}`, or name the folder of the one that "
+                "runs with --runtime-dir"
             ) from None
         try:
             self._expect(self._call(Hello(VERSION_MIN, VERSION_MAX, software)), Welcome)
@@ -96,7 +98,9 @@ def daemon_options(command: Command) -> Command:
                 help="TOML file of settings (or TREECORED_CONFIG) that names the runtime folder.",
             ),
             click.option(
-                "--runtime-dir", help="Folder of the daemon's sockets. [$XDG_RUNTIME_DIR/treecored]"
+                "--runtime-dir",
+                help="Folder of the daemon's sockets. "
+                "[$XDG_RUNTIME_DIR/treecored, else $TMPDIR/treecored-UID]",
             ),
         )
     ):

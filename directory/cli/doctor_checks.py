@@ -181,6 +181,14 @@ def _gpu(facts: Facts) -> Iterator[Line]:
     for gpu in facts.gpus:
         yield from _one_gpu(gpu)
     present = [f"cuda:{gpu.uuid}" for gpu in facts.gpus]
+    if not wanted and not facts.settings_problem:
+        yield Line(
+            "device",
+            "problem",
+            "this machine has GPUs, and the daemon is to drive the cpu: engines on a GPU would "
+            "share nothing",
+            f"start it with --device {','.join(present)} (those that engines use)",
+        )
     for device in wanted:
         if device not in present:
             cure = f"choose one of {', '.join(present)}"

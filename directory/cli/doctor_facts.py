@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from directory.cli.memory import available_bytes
+from directory.daemon.memory import available_bytes
 from directory.daemon.runtime import SESSION_NAME
 
 TOOL: Final = "nvidia-smi"

@@ -22,6 +22,7 @@ from directory.analytics.explanation import (
     explain_worst,
     sentences,
 )
+from directory.analytics.log import log_files
 from directory.analytics.traces import SourceError
 from directory.cli.asking import Asking, NoAnswer, daemon_options, folder_of
 from directory.cli.explain_now import BadTokens, namespace_of, read_tokens
@@ -131,7 +132,10 @@ def _log_of_daemon(config: Path | None, runtime_dir: str | None) -> Path:
         leave(BAD_INPUT, f"without FILE, the running daemon's access log is read: {error}")
     if report.log is None:
         leave(BAD_INPUT, "the daemon writes no access log: `treecored serve --access-log`")
-    return Path(report.log.folder)
+    folder = Path(report.log.folder)
+    if not log_files(folder):
+        leave(BAD_INPUT, f"the daemon's access log in {folder} has no request yet")
+    return folder
 
 
 def _explain_now(

@@ -11,6 +11,7 @@ from array import array
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
@@ -18,27 +19,44 @@ from directory.analytics.attribution import MEANING, Cause
 from directory.core.namespace import NamespaceKey
 from directory.protocol.admin import ExplainReport, Stretch
 
-NUMBER: Final = re.compile(rb"\d+")
+WORD: Final = re.compile(r"-?[0-9]{1,10}")
+SHOWN_CHARS_MAX: Final = 60
 TOKEN_MAX: Final = (1 << 32) - 1
 FOUND: Final = {"own": "the own pool", "host": "the host tier", "peer": "another pool"}
 
 
 class BadTokens(Exception):
-    """The file has no tokens; one sentence."""
+    """The file has something else than tokens; one sentence."""
 
 
 def read_tokens(path: Path) -> bytes:
-    """Token ids of a file (a JSON list, or numbers between anything else), packed.
+    """Token ids of a file, packed: a JSON list of numbers, or numbers with blanks between them.
 
     Raises `BadTokens` and `OSError`.
     """
     text = path.read_bytes()
-    found = [int(number) for number in NUMBER.findall(text)]
-    if not found:
+    try:
+        items: list[object] = msgspec.json.decode(text, type=list[object])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        items = [_number(word) for word in text.decode(errors="replace").split()]
+    if not items:
         raise BadTokens(f"{path} has no token ids: numbers, as a JSON list or one after the other")
-    if max(found) > TOKEN_MAX:
-        raise BadTokens(f"{path}: {max(found)} is no token id")
-    return array("I", found).tobytes()
+    found = array("I")
+    for item in items:
+        # True is a number to Python alone.
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item <= TOKEN_MAX:
+            raise BadTokens(f"{path}: {_shortened(item)} is no token id")
+        found.append(item)
+    return found.tobytes()
+
+
+def _number(word: str) -> int | str:
+    return int(word) if WORD.fullmatch(word) else word
+
+
+def _shortened(item: object) -> str:
+    text = repr(item)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
 
 def namespace_of(salt: str | None, extra_key: str | None, weight_epoch: int) -> NamespaceKey:

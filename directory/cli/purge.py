@@ -1,8 +1,9 @@
 """`treecored purge`: remove host tiers that dead daemons have left in memory.
 
 Owns the list, the question (`--yes`) and the exit statuses (0 done or nothing to do, 1 something
-stayed, 2 usage). It must never remove what it has not listed, and nothing without `--yes`: a kept
-tier is what the next daemon starts warm with.
+stayed, 2 usage). It must never remove what it has not listed, nothing without `--yes`, and what is
+kept for another runtime folder only with `--all`: a kept tier is what the next daemon starts warm
+with.
 """
 
 from __future__ import annotations
@@ -30,19 +31,32 @@ EXIT_DONE, EXIT_STAYED, EXIT_USAGE = 0, 1, 2
     type=click.Path(path_type=Path),
     help="TOML file of settings (or TREECORED_CONFIG) that names runtime_dir and host_dir.",
 )
-@click.option("--runtime-dir", help="Only the tier of daemons with this runtime folder.")
+@click.option(
+    "--runtime-dir",
+    help="List and remove the tier of this runtime folder alone. "
+    "[$XDG_RUNTIME_DIR/treecored, else $TMPDIR/treecored-UID, and every orphaned tier]",
+)
 @click.option("--host-dir", help="The tier in this folder, too.")
+@click.option("--all", "all_", is_flag=True, help="Those kept for other runtime folders, too.")
 @click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def purge(
-    config: Path | None, runtime_dir: str | None, host_dir: str | None, yes: bool, as_json: bool
+    config: Path | None,
+    runtime_dir: str | None,
+    host_dir: str | None,
+    all_: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Remove host tiers that daemons of yours have left in memory.
 
     Lists every tier: in use, kept for the next daemon of its runtime folder, or orphaned where that
-    folder is gone. With --yes those are removed that no running daemon uses; a daemon that is
-    started after that begins with an empty host tier.
+    folder is gone. With --yes this runtime folder's and the orphaned ones are removed, and with
+    --all as well those of other folders, whose daemons may be between two starts; never one that a
+    daemon uses. A daemon that is started after that begins with an empty host tier.
     """
+    if all_ and runtime_dir is not None:
+        raise click.UsageError("--all and --runtime-dir exclude one another")
     try:
         settings = load_settings(config, {"runtime_dir": runtime_dir, "host_dir": host_dir})
     except ConfigError as error:
@@ -50,12 +64,14 @@ def purge(
         sys.exit(EXIT_USAGE)
     host_dirs = [settings.host_dir] if settings.host_dir is not None else []
     found = find([settings.runtime_dir], host_dirs, all_=runtime_dir is None)
-    removed = [leftover for leftover in found if yes and remove(leftover)]
+    mine = {leftover.path for leftover in find([settings.runtime_dir], host_dirs, all_=False)}
+    chosen = [tier for tier in found if all_ or tier.orphan or tier.path in mine]
+    removed = [leftover for leftover in chosen if yes and remove(leftover)]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_rows(found, removed))).decode())
     else:
-        _show(found, removed, yes)
-    stayed = yes and any(not tier.holder and tier not in removed for tier in found)
+        _show(found, chosen, removed, yes)
+    stayed = yes and any(not tier.holder and tier not in removed for tier in chosen)
     sys.exit(EXIT_STAYED if stayed else EXIT_DONE)
 
 
@@ -85,7 +101,9 @@ def _rows(found: list[Leftover], removed: list[Leftover]) -> dict[str, object]:
     }
 
 
-def _show(found: list[Leftover], removed: list[Leftover], yes: bool) -> None:
+def _show(
+    found: list[Leftover], chosen: list[Leftover], removed: list[Leftover], yes: bool
+) -> None:
     console = Console()
     if not found:
         console.print("no host tier is kept")
@@ -99,9 +117,16 @@ def _show(found: list[Leftover], removed: list[Leftover], yes: bool) -> None:
         state = _state(tier, tier in removed)
         table.add_row(escape(str(tier.path)), escape(tier.owner), size(tier.nbytes), state)
     console.print(table)
-    unused = [tier for tier in found if not tier.holder]
     if yes:
         console.print(f"{size(sum(tier.nbytes for tier in removed))} removed")
-    elif unused:
-        nbytes = size(sum(tier.nbytes for tier in unused))
-        console.print(f"nothing was removed; `treecored purge --yes` frees {nbytes}")
+    elif nbytes := _unused(chosen):
+        console.print(f"nothing was removed; the same with --yes frees {size(nbytes)}")
+    else:
+        console.print("nothing was removed")
+    if nbytes := _unused([tier for tier in found if tier not in chosen]):
+        console.print(f"{size(nbytes)} are kept for other runtime folders: --all takes those, too")
+
+
+def _unused(tiers: list[Leftover]) -> int:
+    """Bytes of those that no daemon uses."""
+    return sum(tier.nbytes for tier in tiers if not tier.holder)

@@ -15,11 +15,12 @@ from typing import Final
 import click
 import msgspec
 
-from directory.analytics.export import FORMATS, ExportError, export_accesses
+from directory.analytics.export import FORMATS, ExportError, check, export_accesses
+from directory.analytics.log import log_files
 from directory.analytics.reader import LogError, LogReader
 from directory.analytics.record import Access
 from directory.cli.asking import EXIT_NO_ANSWER, Asking, NoAnswer, daemon_options, folder_of
-from directory.cli.runs import BAD_INPUT, leave
+from directory.cli.runs import BAD_INPUT, FAILED, leave
 from directory.daemon.config import ConfigError
 from directory.protocol.admin import AdminStats, LogReport, StatsReport
 
@@ -61,6 +62,7 @@ def record(
             began = daemon.ask(AdminStats(), StatsReport)
             if began.log is None:
                 leave(BAD_INPUT, "the daemon writes no access log: `treecored serve --access-log`")
+            check(out)
             _wait(seconds)
             ended = _settled(daemon)
             assert ended.log is not None
@@ -73,8 +75,9 @@ def record(
         leave(BAD_INPUT, str(error))
     except OSError as error:
         leave(BAD_INPUT, f"{error.filename or out}: {error.strerror}")
+    if not written:
+        leave(FAILED, f"nothing was recorded in {out}: no request ended in that time")
     click.echo(f"treecored: {written} requests in {out}", err=True)
-    sys.exit(0 if written else 1)
 
 
 def _wait(seconds: float | None) -> None:
@@ -101,6 +104,8 @@ def _settled(daemon: Asking) -> StatsReport:
 
 
 def _between(log: LogReport, since_us: int, until_us: int) -> Iterator[Access]:
+    if not log_files(Path(log.folder)):
+        return  # no request has ended since the daemon began
     for frame in LogReader(Path(log.folder)):
         if isinstance(frame, Access) and since_us <= frame.at_us <= until_us:
             yield frame

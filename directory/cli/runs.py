@@ -25,11 +25,11 @@ from rich.progress import (
 )
 
 from directory.cli.driver import Done, Driver, Job, Plan
-from directory.cli.memory import available_bytes
 from directory.cli.processes import DriverError
 from directory.cli.signals import Interrupted
 from directory.cli.tables import size
 from directory.cli.tally import Outcome, Tally
+from directory.daemon.memory import available_bytes
 
 FAILED, BAD_INPUT = 1, 2
 PROCESS_BYTES = 64 * 1024 * 1024  # a Python process with these packages loaded, roughly

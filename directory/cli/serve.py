@@ -23,9 +23,14 @@ EXIT_USAGE = 2
 )
 @click.option(
     "--runtime-dir",
-    help="Folder of the sockets, mode 0700. [$XDG_RUNTIME_DIR/treecored]",
+    help="Folder of the sockets, mode 0700. "
+    "[$XDG_RUNTIME_DIR/treecored, else $TMPDIR/treecored-UID]",
 )
-@click.option("--host-tier", help='Memory of the host tier, such as "64GiB"; 0: none. [4GiB]')
+@click.option(
+    "--host-tier",
+    help='Memory of the host tier, such as "64GiB"; 0: none. With a GPU all of it is pinned at the '
+    "start. [4GiB]",
+)
 @click.option("--segment", help="Piece of the host tier given to one page size. [64MiB]")
 @click.option(
     "--host-keep/--no-host-keep",
@@ -47,7 +52,8 @@ EXIT_USAGE = 2
 @click.option(
     "--device",
     help='What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as nvidia-smi -L names '
-    "it, never an ordinal. [cpu]",
+    "it, never an ordinal; several with commas. Engines on a GPU share nothing through a daemon "
+    "that does not drive it. [cpu]",
 )
 @click.option(
     "--host-unpinned/--host-pinned",
@@ -68,7 +74,9 @@ EXIT_USAGE = 2
 @click.option(
     "--access-log",
     metavar="off|on|DIR",
-    help="Write a record of every request, without its tokens, in the runtime folder or DIR. [off]",
+    help="Write a record of every request, without its tokens, in the runtime folder or DIR. Where "
+    "more end than can be written in half of the daemon's time, records are dropped and counted. "
+    "[off]",
 )
 @click.option(
     "--access-log-size", help="What the access log may take; older files go. [64MiB, in DIR 1GiB]"

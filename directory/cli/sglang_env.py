@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from directory.daemon.config import ConfigError
 from directory.daemon.config import load_settings as load_daemon_settings
 from directory.daemon.runtime import SESSION_NAME
-from scheduler_shim.sglang.settings import PREFIX, Settings, SettingsError
+from directory.protocol.variables import PREFIX
+from scheduler_shim.sglang.settings import Settings, SettingsError
 from scheduler_shim.sglang.versions import Unsupported, check_version
 
 PLUGIN: Final = "treecored"
@@ -52,7 +53,10 @@ class Recipe(msgspec.Struct, frozen=True):
     type=click.Path(path_type=Path),
     help="The daemon's TOML file of settings (or TREECORED_CONFIG): it names the runtime folder.",
 )
-@click.option("--runtime-dir", help="Folder of the daemon's sockets. [$XDG_RUNTIME_DIR/treecored]")
+@click.option(
+    "--runtime-dir",
+    help="Folder of the daemon's sockets. [$XDG_RUNTIME_DIR/treecored, else $TMPDIR/treecored-UID]",
+)
 @click.option("--mode", help="mirrored (the engine keeps a tree of its own) or thin.")
 @click.option("--instance", help="Name of the engine; each one on the node needs its own.")
 @click.option("--model-id", help="Engines with equal ids have equal weights: you promise it.")

@@ -7,6 +7,7 @@ but the answers, and leaves the daemon as it was.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.live import Live
 
 from directory.cli.asking import EXIT_NO_ANSWER, Asking, NoAnswer, daemon_options, folder_of
 from directory.cli.rates import History
+from directory.cli.runs import BAD_INPUT, leave
 from directory.cli.top_screen import screen
 from directory.daemon.config import ConfigError
 from directory.protocol.admin import AdminStats, StatsReport
@@ -54,10 +56,12 @@ def top(
     Ratios are of the requests that ended within 10 s, a minute, and since the daemon began.
     Ctrl-C ends it.
 
-    Exits with 0, or with 2 when no daemon answered.
+    Exits with 0, or with 2 when no daemon answered or the picture cannot be written.
     """
     if svg is not None and count is None:
         raise click.UsageError("--svg needs --count")
+    if svg is not None and not os.access(svg.parent, os.W_OK | os.X_OK):
+        leave(BAD_INPUT, f"{svg}: its folder is not there, or cannot be written to")
     history = History()
     try:
         with Asking(folder_of(config, runtime_dir), DEADLINE_S, "treecored top") as daemon:
@@ -70,7 +74,10 @@ def top(
     if svg is not None:
         picture = Console(record=True, width=SVG_COLUMNS, file=io.StringIO(), force_terminal=True)
         picture.print(screen(history))
-        picture.save_svg(str(svg), title="treecored top")
+        try:
+            picture.save_svg(str(svg), title="treecored top")
+        except OSError as error:
+            leave(BAD_INPUT, f"{svg}: {error.strerror}")
 
 
 def _watch(daemon: Asking, history: History, interval: float, count: int | None) -> None:

@@ -42,6 +42,8 @@ class Matched(Reply, frozen=True, tag="matched"):
 
     `own`: packed pages of the own pool (thin only). `host_pages` + `peer_pages` =
     `restorable_pages`: by the source that would be used now. `node`: the deepest own node (thin).
+    `host_reach`: so far from the root, at most to the restorable end, the host tier has the path
+    too, whatever pools have of it; the receipt keeps it there. 0: not beyond `own_pages`.
     """
 
     own_pages: int
@@ -52,6 +54,7 @@ class Matched(Reply, frozen=True, tag="matched"):
     node: NodeId
     receipt: LeaseId
     totals: Totals
+    host_reach: int = 0
 
 
 class Locked(Reply, frozen=True, tag="locked"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from directory.core.eviction import EvictionOrder, evictable, key_of
+from directory.core.eviction import SECOND_CLASS, EvictionOrder, evictable, key_of
 from directory.core.ids import HOST, Place, is_pool
 from directory.core.node import NOT_FILED, Node
 from directory.core.place import PlaceState, PoolState
@@ -110,7 +110,8 @@ def _totals(place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]
 
 
 def _orders(place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]:
-    """Every leaf that can go has an entry, not above its key; all others are counted outdated."""
+    """Every leaf that can go has an entry, not above its key and of its class; all others are
+    counted outdated."""
     found: list[str] = []
     orders: list[EvictionOrder] = list(getattr(state, "orders", {0: state.order}).values())
     entries = {id(order): set(order) for order in orders}
@@ -118,7 +119,9 @@ def _orders(place: Place, state: PlaceState, here: dict[int, Node]) -> list[str]
     for node in here.values():
         r = node.places[place]
         filed += r.filed != NOT_FILED
-        if evictable(r) and (r.filed == NOT_FILED or r.filed > key_of(node, r)):
+        key = key_of(node, r)
+        filed_right = r.filed != NOT_FILED and r.filed <= key
+        if evictable(r) and not (filed_right and (key < SECOND_CLASS) == (r.filed < SECOND_CLASS)):
             found.append(f"evictable: leaf {node.id} at {place} is filed under {r.filed}")
         known = entries.get(id(state.order_for(node)), set())
         if r.filed != NOT_FILED and (r.filed, node.id) not in known:

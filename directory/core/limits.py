@@ -80,12 +80,12 @@ KV_EVENTS_RECORDS_MAX: Final = 65_536
 """Changes that wait for the publisher of KV events; beyond, they are dropped, all is told anew."""
 KV_EVENTS_QUEUE_BYTES_MAX: Final = 64 * MIB
 """Tokens of those changes."""
-KV_EVENTS_RECORDS_A_MESSAGE: Final = 256
-KV_EVENTS_MESSAGE_BYTES: Final = 256 * KIB
+KV_EVENTS_RECORDS_A_MESSAGE: Final = 64
+KV_EVENTS_MESSAGE_BYTES: Final = 64 * KIB
 """A message to the publisher is closed at so much (and a record more)."""
-KV_EVENTS_MESSAGES_QUEUED: Final = 64
+KV_EVENTS_MESSAGES_QUEUED: Final = 256
 """Messages in each of the two queues between daemon and publisher."""
-KV_EVENTS_NODES_A_STEP: Final = 128
+KV_EVENTS_NODES_A_STEP: Final = 32
 """Nodes that one turn of the loop tells of while everything is told anew."""
 KV_EVENTS_BATCH_PAGES: Final = 4_096
 """Pages of one batch of KV events that is sent live."""

@@ -6,6 +6,7 @@ and span parts; `Directory` (or the mirror) creates and closes places.
 
 from __future__ import annotations
 
+from directory.core.again import Again
 from directory.core.eviction import EvictionOrder
 from directory.core.group import GroupLog
 from directory.core.ids import HOST, POOL_WORD, NodeId, Place, PoolId
@@ -133,11 +134,12 @@ class PoolState(PlaceState):
     `members`: the ranks' own numbers in rank order (0: not registered yet); `place` is the number
     of the first one to register. `page_bytes`: one host page, all ranks' shards. `log`: what the
     ranks have asked (None for a group of one). `owned`: pages in the tree. `filling`: targets of
-    restores that have not been answered. `unlisted`: while a list of live requests arrives in
-    parts, the leases from before it that no part has named yet.
+    restores that have not been answered. `again`: what its last matches found. `unlisted`: while a
+    list of live requests arrives in parts, the leases from before it that no part has named yet.
     """
 
     __slots__ = (
+        "again",
         "complete",
         "copies",
         "filling",
@@ -191,6 +193,7 @@ class PoolState(PlaceState):
         self.leases: dict[int, None] = {}
         self.copies: dict[int, None] = {}
         self.restores = 0
+        self.again = Again()
         self.unlisted: dict[int, None] | None = None
 
     @property

@@ -153,16 +153,39 @@ def match_path(
     return OwnMatch(node, found, len(found) // 4, steps)
 
 
-def use_path(tree: Tree, pool: PoolState, node: Node) -> None:
-    """Mark a node that the pool holds, and its ancestors, as used now."""
+def match_again(
+    tree: Tree, pool: PoolState, space: RootedSpace, tokens: bytes, host_tick: int
+) -> OwnMatch:
+    """As `match_path`, for prompts that may have been asked for before: marks, answers and the
+    order of eviction are the same."""
+    found = pool.again.find(tokens, space.root.space)
+    if found is not None:
+        use_path(tree, pool, found.node, host_tick)
+        return OwnMatch(found.node, found.pages, len(found.pages) // 4, [])
+    match = match_path(tree, pool, space, tokens, host_tick)
+    if match.page_count and not match.beyond:
+        pool.again.keep(tokens, match.node, match.pages)
+    return match
+
+
+def use_path(tree: Tree, pool: PoolState, node: Node, host_tick: int = 0) -> None:
+    """Mark a node that the pool holds, and its ancestors, as used now, and at the host where
+    `host_tick` says when."""
     place, tick = pool.place, pool.next_tick()
-    at = node
+    at, at_host = node, None
     while at.parent is not None:
-        residency = at.at(place)
-        if residency is not None:
-            residency.tick = tick
+        residency = at.here
+        while residency is not None:
+            if residency.place == place:
+                residency.tick = tick
+            elif residency.place == HOST and host_tick:
+                residency.tick = host_tick
+                at_host = at if at_host is None else at_host
+            residency = residency.next
         at = at.parent
     tree.refresh(node, place)
+    if at_host is not None:
+        tree.refresh(at_host, HOST)
 
 
 def insert_pages(

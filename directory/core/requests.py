@@ -7,7 +7,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from directory.core import limits
@@ -44,7 +44,7 @@ from directory.core.pool import (
     check_prompt,
     evict_pages,
     insert_pages,
-    match_path,
+    match_again,
 )
 from directory.core.states import LeaseEvent
 from directory.core.transfers import Transfers
@@ -95,15 +95,19 @@ class Requests:
             return self._answer(pool, seq, Matched(0, b"", 0, 0, 0, 0, NO_LEASE, _totals(pool)))
         tick = self.host.next_tick()
         if pool.mode == "thin":
-            found = match_path(self.tree, pool, space, tokens, tick)
+            found = match_again(self.tree, pool, space, tokens, tick)
             own_node, own, own_pages = found.node, found.pages, found.page_count
             beyond, at = found.beyond, own_pages
         else:
             own_node, own, own_pages = space.root, b"", body.start_pages
             beyond, at = self.tree.walk(space, tokens), 0
-        used = host_pages = peer_pages = 0
+        used = host_pages = peer_pages = host_reach = 0
         if beyond:
             used, host_pages, peer_pages = self._beyond(pool, beyond, at, own_pages)
+            if peer_pages:
+                host_reach = _host_reach(beyond[:used], at, own_pages)
+            elif host_pages:
+                host_reach = own_pages + host_pages
         receipt, restorable = NO_LEASE, host_pages + peer_pages
         if body.acquire and (restorable or own):
             receipt = self._acquire(pool, body, own_node, beyond, used)
@@ -123,6 +127,7 @@ class Requests:
             own_node.id,
             receipt,
             Totals(pool.pages - pool.locked_pages, pool.locked_pages),
+            host_reach,
         )
         return [Answer(pool.place, seq, matched)]
 
@@ -181,10 +186,10 @@ class Requests:
         self.leases.claim(lease, node, pool.place)
         return self._answer(pool, seq, Locked(lease.id, _totals(pool)))
 
-    def _unlock(self, pool: PoolState, seq: int, body: Unlock) -> list[Action]:
+    def _unlock(self, pool: PoolState, seq: int, body: Unlock) -> list[Action]:  # noqa: ARG002
         lease = self.leases.get(body.receipt, pool.place)
         self.leases.release(pool, lease, LeaseEvent.RELEASE)
-        return self._report(pool, seq)
+        return []  # nobody waits for it, in either mode: it is acknowledged, as reports are
 
     def _insert(self, pool: PoolState, seq: int, body: Insert) -> list[Action]:
         _check_request(body.request, body.tokens)
@@ -321,6 +326,18 @@ class Requests:
         if pool.mode == "mirrored":
             return []
         return self._answer(pool, seq, Done(_totals(pool)))
+
+
+def _host_reach(steps: Sequence[Step], at: int, start: int) -> int:
+    """Where the last page of a path from page `at` on that the host tier has ends; 0 where that is
+    not beyond `start`. What it has of a path it has from the root on."""
+    reach = 0
+    for node, pages in steps:
+        at += pages
+        if node.resident(HOST) is None:
+            break
+        reach = at
+    return reach if reach > start else 0
 
 
 def _totals(pool: PoolState) -> Totals:

@@ -136,7 +136,7 @@ class Transfers:
         order = self._host.orders.get(page_bytes)
         done = 0
         while order is not None and done < want:
-            node = order.first(self._tree.nodes)
+            node = order.first(self._tree.nodes, self._host.tick + 1)
             if node is None:
                 break
             if node.page_count > want - done:

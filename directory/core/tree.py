@@ -333,7 +333,7 @@ class Tree:
         if residency is None or residency.children or residency.locks:
             return
         if residency.state is RESIDENT:
-            self.places[place].order_for(node).file(node, residency)
+            self.places[place].order_for(node).file(node, residency, self.nodes)
 
     # Private.
 

@@ -6,6 +6,7 @@ Owns how an answer is put together out of the directory, the sums and the socket
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
@@ -127,8 +128,9 @@ def stats_report(facts: Facts, own: Mapping[str, int], *, hottest: int = 0) -> S
     )
 
 
+@cache
 def software_version() -> str:
-    """What this daemon is."""
+    """What this daemon is. (To look it up reads files: a millisecond.)"""
     try:
         return version("treecored")
     except PackageNotFoundError:

@@ -5,12 +5,20 @@ It must never read anything but the file it is pointed at and `TREECORED_*` vari
 """
 
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import ByteSize, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -28,9 +36,7 @@ from directory.core.limits import (
 from directory.kvevents.addresses import parse
 from directory.kvevents.wire import Form
 from directory.protocol.runtime_dir import default_runtime_dir
-
-CONFIG_VARIABLE = "TREECORED_CONFIG"
-PREFIX = "TREECORED_"
+from directory.protocol.variables import CONFIG_VARIABLE, DAEMON_VARIABLES, PREFIX, unknown
 
 ONE_DEVICE = r"(cpu(:[a-z]+)?|cuda:GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})"
 DEVICE_PATTERN = rf"^{ONE_DEVICE}(,{ONE_DEVICE})*$"
@@ -42,10 +48,36 @@ DEVICE_HELP = (
     'it is "cpu", or "cuda:" and the UUID of a GPU, such as "cuda:GPU-8f7e...", '
     "or several of these with commas"
 )
+SIZE_PATTERN = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*", re.ASCII)
+SIZE_HELP = 'write a number and a unit, such as "64GiB"'
+FOLDER_HELP = "write off, on, or the path of a folder"
 
 
 class ConfigError(Exception):
     """A setting that cannot be used; the message is one sentence that names it."""
+
+
+def _size(value: object, parsed: Callable[[object], ByteSize]) -> ByteSize:
+    """A size is a number, or the whole text is one with a unit: "50%" is not 50 bytes."""
+    if isinstance(value, bool) or (isinstance(value, str) and not SIZE_PATTERN.fullmatch(value)):
+        raise ValueError(SIZE_HELP)
+    try:
+        return parsed(value)
+    except ValidationError:
+        raise ValueError(SIZE_HELP) from None
+
+
+Size = Annotated[ByteSize, WrapValidator(_size)]
+"""Bytes: a number, or text such as "64GiB"."""
+
+
+def _switch_or_folder(value: str) -> str:
+    """A word that is neither switch is no folder of that name where the daemon happens to start."""
+    if value.lower() in ("off", "on"):
+        return value.lower()
+    if "/" not in value:
+        raise ValueError(f"{FOLDER_HELP} (./{value})" if value else FOLDER_HELP)
+    return value
 
 
 class Settings(BaseSettings):
@@ -57,9 +89,10 @@ class Settings(BaseSettings):
 
     runtime_dir: Path = Field(default_factory=default_runtime_dir)
     """Folder (mode 0700) of the sockets and the lock; created where it is missing."""
-    host_tier: Annotated[ByteSize, Field(ge=0)] = ByteSize(4096 * MIB)
-    """Memory of the host tier; 0 means that there is none. It is touched only as it fills."""
-    segment: Annotated[ByteSize, Field(ge=4096)] = ByteSize(64 * MIB)
+    host_tier: Annotated[Size, Field(ge=0)] = ByteSize(4096 * MIB)
+    """Memory of the host tier; 0 means that there is none. On a CPU it is touched only as it fills;
+    with a GPU the mover pins all of it as it starts, unless host_unpinned."""
+    segment: Annotated[Size, Field(ge=4096)] = ByteSize(64 * MIB)
     """Piece of the host tier that is given to one page size at a time."""
     host_keep: bool = True
     """Keep the host tier in files, so that the next daemon takes it up again (warm restart)."""
@@ -71,7 +104,7 @@ class Settings(BaseSettings):
     host_checksums: Checksums = "off"
     """Checksums of host pages: "kept" computes them at backup, for the scrubber to compare; with
     "verified" every load is compared, too, before it counts. Needs the extra "checksum"."""
-    host_scrub: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    host_scrub: Annotated[Size, Field(ge=0)] = ByteSize(0)
     """Bytes of the host tier that are read and compared a second, all of it in turn; 0: none."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
     """What the mover drives: "cpu", or "cuda:" and the UUID of a GPU as `nvidia-smi -L` names it;
@@ -79,16 +112,16 @@ class Settings(BaseSettings):
     Never an ordinal, which means something only under one process's CUDA_VISIBLE_DEVICES."""
     host_unpinned: bool = False
     """Leave host memory unregistered with the GPU's driver: slower copies, no locked memory."""
-    copy_rate: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    copy_rate: Annotated[Size, Field(ge=0)] = ByteSize(0)
     """Bytes a second that restores, backups and copies between pools take at most, each of the
     three by itself; 0: whatever the bus does."""
     readers_dir: Path | None = None
     """Folder (mode 0750) of one more socket, where other users of its group may ask for figures,
     the tree and explanations, and change nothing."""
-    access_log: Annotated[str, Field(min_length=1)] = "off"
+    access_log: Annotated[str, AfterValidator(_switch_or_folder)] = "off"
     """"off", "on" (in the runtime folder), or a folder (made with mode 0700) for the access log:
     one record a request, without its tokens."""
-    access_log_size: Annotated[ByteSize | None, Field(ge=MIB)] = None
+    access_log_size: Annotated[Size, Field(ge=MIB)] | None = None
     """What the access log may have of the disk; older files go. 64 MiB in the runtime folder, 1 GiB
     elsewhere."""
     metrics: str = ""
@@ -169,13 +202,13 @@ def load_settings(
 
 
 def _refuse_unknown_variables() -> None:
-    """A misspelled variable is an error like a misspelled line of the file, not a default."""
-    known = {CONFIG_VARIABLE, *(f"{PREFIX}{name}".upper() for name in Settings.model_fields)}
-    for name in sorted(os.environ):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            raise ConfigError(
-                f"there is no setting for the variable {name}; known are {', '.join(sorted(known))}"
-            )
+    """A misspelled variable is an error like a misspelled line of the file, not a default.
+
+    One of an engine's is none: commands run where the engines run, too.
+    """
+    for name in unknown(os.environ):
+        known = ", ".join(sorted(DAEMON_VARIABLES))
+        raise ConfigError(f"there is no setting for the variable {name}; known are {known}")
 
 
 def _settings_class(path: Path | None) -> type[Settings]:
@@ -223,4 +256,5 @@ def _sentence(error: ValidationError, path: Path | None, flags: Mapping[str, obj
     value = problem["input"]
     if name == "device":
         return f"setting device ({origin}) cannot be {value!r}: {DEVICE_HELP}"
-    return f"setting {name} ({origin}) cannot be {value!r}: {problem['msg']}"
+    reason = str(problem["msg"]).removeprefix("Value error, ")
+    return f"setting {name} ({origin}) cannot be {value!r}: {reason}"

@@ -37,13 +37,14 @@ from directory.core.ids import OpId, PoolId
 from directory.daemon import garbage
 from directory.daemon.access_log import open_recording
 from directory.daemon.admin import Facts, answer, stats_report
+from directory.daemon.background import Background
 from directory.daemon.checksums import open_table
 from directory.daemon.clock import now_us
 from directory.daemon.config import Settings
 from directory.daemon.kept_tier import KeptTier
 from directory.daemon.kv_feed import join_taps, open_feed
 from directory.daemon.loop import Loop
-from directory.daemon.metrics import Exporter
+from directory.daemon.metrics_feed import Exporter
 from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import RuntimeDir, StartError
@@ -123,25 +124,19 @@ class Daemon:
             signal.signal(number, self._stop)
         self._loop.watch(self._wake_in.fileno(), self._wake)
         if self._settings.metrics:
-            self._exporter = Exporter(self._settings.metrics, self._loop, self.stats)
+            self._exporter = Exporter(self._settings, self._loop, self.stats, self.counters)
         self._loop.watch_hidden(self.server)
         self.movers.start()
         if self._kv is not None:
             self._kv.start(self._loop)
+        beside = Background(self.recording, self._kv, self._exporter, self._loop.waiting)
         while not self._stop_signal:
-            frames, patience_s = self.counters["frames"], self.recording.patience_s
-            due = self.movers.due_us()
-            if self._kv is not None and (kv_due := self._kv.due_us()):
-                due = min(due or kv_due, kv_due)
-            if due is not None:
-                patience_s = min(max(0, due - now_us()) / 1e6, patience_s)
+            frames, due_us = self.counters["frames"], beside.due_us(self.movers.due_us())
+            patience_s = None if due_us is None else max(0, due_us - now_us()) / 1e6
             self._loop.turn(0 if self._no_room else patience_s)
-            self.movers.on_time(now_us())
-            quiet = self.counters["frames"] == frames
-            if quiet or self.recording.pressed:
-                self.recording.turn(now_us(), quiet=quiet, waiting=self._loop.waiting)
-            if self._kv is not None:
-                self._kv.on_time(idle=quiet and not self._loop.waiting())
+            now = now_us()
+            self.movers.on_time(now)
+            beside.turn(now, quiet=self.counters["frames"] == frames)
             if self._no_room:
                 self._fail_copies()
             if self._defect is not None:
@@ -362,7 +357,7 @@ class Daemon:
             journal=0 if self._kept is None else secrets.randbits(64) | 1,
         )
         kv_tap = None if self._kv is None else self._kv.watch(directory)
-        directory.tree.tap = join_taps((self.recording.tap, kv_tap))
+        directory.tree.tap = join_taps((self.recording.watch(), kv_tap))
         return directory
 
     def _make_tier(self) -> HostTierMemory | None:

@@ -88,7 +88,8 @@ class Explainer:
         raise BadMessage(
             f"no instance {instance!r} is registered here (there are: {known or 'none'})"
             if instance
-            else "no scheduler is registered here, so nothing says what a page is"
+            else "no engine is registered with this daemon yet; start one, or see its log for why "
+            "not"
         )
 
     def _stretch(self, verdict: str, first: int, last: int, detail: str = "") -> Stretch:

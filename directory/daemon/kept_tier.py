@@ -27,6 +27,7 @@ from directory.core.records import SlotWord
 from directory.core.tokens import unpack_pages
 from directory.daemon.runtime import StartError
 from transfer.host_tier import HostTierMemory, TierShape
+from transfer.ipc.memory import SharedMemoryIPC
 
 WORD_BYTES: Final = 8
 WORDS_PER_PAGE: Final = mmap.PAGESIZE // WORD_BYTES
@@ -130,25 +131,30 @@ class KeptTier:
         for segment in self._numbers("segment"):
             if segment >= count:
                 (self.folder / f"segment.{segment}").unlink()
-        fds: list[int] = []
+        tier = HostTierMemory(SharedMemoryIPC(), self._shape)
         try:
             for segment in range(count):
+                # One at a time: mapped memory has a descriptor of its own.
                 fd = self._open(f"segment.{segment}")
-                fds.append(fd)
-                nbytes = self._shape.bytes_of(segment)
-                if os.fstat(fd).st_size != nbytes:
-                    os.ftruncate(fd, nbytes)
-                if reserve:
-                    os.posix_fallocate(fd, 0, nbytes)
-            return HostTierMemory.of_files(self._shape, fds)
+                try:
+                    nbytes = self._shape.bytes_of(segment)
+                    if os.fstat(fd).st_size != nbytes:
+                        os.ftruncate(fd, nbytes)
+                    if reserve:
+                        os.posix_fallocate(fd, 0, nbytes)
+                    tier.open_segments(segment, (fd,))
+                finally:
+                    os.close(fd)
         except OSError as error:
+            tier.close()
             raise StartError(
                 f"the host tier of {self._shape.total_bytes} bytes cannot be had in {self.folder}: "
                 f"{error.strerror}; choose a smaller host_tier or another host_dir"
             ) from None
-        finally:
-            for fd in fds:
-                os.close(fd)
+        except BaseException:
+            tier.close()
+            raise
+        return tier
 
     def open_sums(self, nbytes: int) -> int:
         """Open the table of checksums, which has at least so many bytes then; the caller closes it.

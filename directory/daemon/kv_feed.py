@@ -43,9 +43,13 @@ RETRY_US: Final = 20_000
 """How soon a publisher that takes nothing now is tried again."""
 QUIET_US: Final = 5_000
 """Nothing is handed on so soon after a client's message, for the next one is to be expected..."""
+EVERY_US: Final = 50_000
+"""...nor so soon after what was handed on last: a match that comes right after other work finds
+the processor's caches full of that, so it is done seldom, and much at once..."""
 WAIT_US_MAX: Final = 50_000
 """...unless something has been waiting for so long."""
-MESSAGES_A_TURN: Final = 2
+WALK_US: Final = 5_000
+"""While everything is told anew, a part of it is told so often though clients ask."""
 
 log = structlog.get_logger("kv_events")
 
@@ -98,7 +102,11 @@ class KvFeed:
         self._asked_us = 0
         """When a client last wanted something."""
         self._waiting_us = 0
-        """Since when something waits, or when something was last handed on; 0: nothing waits."""
+        """Since when something waits, or when a walk last went on; 0: nothing waits."""
+        self._handed_us = 0
+        """When the last of what waited was handed on."""
+        self._going_on = False
+        """What waits is being handed on, a message a turn."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._feed: zmq.Socket[bytes] | None = None
 
@@ -146,11 +154,10 @@ class KvFeed:
             return
         if not self._waiting_us:
             self._waiting_us = now
-        quiet_us = min(self._asked_us + QUIET_US, self._waiting_us + WAIT_US_MAX)
-        if now < quiet_us and not capture.crowded:
-            self._not_before_us = quiet_us
+        due_us = self._due_us(capture)
+        if now < due_us:
+            self._not_before_us = due_us
             return
-        self._waiting_us = now
         if capture.lost:
             if not int(feed.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 self._not_before_us = now + RETRY_US
@@ -158,6 +165,11 @@ class KvFeed:
             capture.begin()
             self._counters["kv_told_anew"] += 1
         self._hand_on(capture, feed)
+        if not capture.busy:
+            self._handed_us, self._waiting_us = now, 0
+        elif capture.walking:
+            self._waiting_us = now  # a walk is long: it goes on while nobody asks, or now and then
+        self._going_on = capture.busy and not capture.walking
 
     def close(self) -> None:
         """End the publisher. Repeatable."""
@@ -182,18 +194,27 @@ class KvFeed:
         loop.watch(self._pidfd, self._lose)
         self._counters["kv_publishers_started"] += 1
 
+    def _due_us(self, capture: Capture) -> int:
+        """When what waits goes on, if nobody asks until then."""
+        if self._going_on or capture.crowded:
+            return 0
+        due_us = self._asked_us + QUIET_US
+        if not (capture.walking or capture.lost):
+            due_us = max(due_us, self._handed_us + EVERY_US)
+        return min(due_us, self._waiting_us + (WALK_US if capture.walking else WAIT_US_MAX))
+
     def _hand_on(self, capture: Capture, feed: zmq.Socket[bytes]) -> None:
-        for _ in range(MESSAGES_A_TURN):
-            taken = capture.take() if capture.busy else []
-            if not taken:
-                return
-            try:
-                feed.send(encode(taken), zmq.NOBLOCK)
-            except zmq.Again:
-                capture.put_back(taken)
-                self._not_before_us = now_us() + RETRY_US
-                return
-            self._counters["kv_records"] += len(taken)
+        """Hand one message on, some 100 microseconds of work."""
+        taken = capture.take() if capture.busy else []
+        if not taken:
+            return
+        try:
+            feed.send(encode(taken), zmq.NOBLOCK)
+        except zmq.Again:
+            capture.put_back(taken)
+            self._not_before_us = now_us() + RETRY_US
+            return
+        self._counters["kv_records"] += len(taken)
 
     def _bind(self) -> zmq.Socket[bytes]:
         feed = self._context.socket(zmq.PUSH)

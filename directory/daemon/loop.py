@@ -3,7 +3,9 @@
 Owns the epoll and the table of callbacks. It decides nothing, and it must never block while a
 source that epoll cannot see (ZeroMQ's) still has something: such a source is asked before. While
 one thing follows close upon another it looks for the next one for a moment before it sleeps:
-waking up takes longer than most of what is asked.
+waking up takes longer than most of what is asked. Of several that wait, those come first that took
+least the last time, and what would make a turn long is left for the next one, before which it is
+looked who has come: a match is not to wait for a long report that came a moment earlier.
 """
 
 import os
@@ -18,6 +20,10 @@ Callback = Callable[[int], None]
 EVENTS_PER_WAKE_MAX = 64
 SPIN_NS: Final = 50_000
 """How long the loop looks before it sleeps, while things come as close as that upon another."""
+
+TURN_NS: Final = 300_000
+"""How long a turn may take, by what its callbacks took the last time; one is always called. What is
+left counts as half as long the next time, so that it is never left for long."""
 
 
 class HiddenSource(Protocol):
@@ -50,6 +56,7 @@ class Loop:
         self._hidden_fd = -1
         self._can_spin = len(os.sched_getaffinity(0)) > 1
         self._close = False  # what came last came close upon its forerunner
+        self._took_ns: dict[int, int] = {}  # by descriptor, the last time
 
     def watch(self, fd: int, callback: Callback) -> None:
         """Call back whenever the descriptor is readable or has hung up."""
@@ -64,6 +71,7 @@ class Loop:
         """Forget a descriptor, before it is closed. Repeatable."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+            self._took_ns.pop(fd, None)
 
     def watch_hidden(self, source: HiddenSource) -> None:
         """Serve the one source that epoll cannot see the state of."""
@@ -72,20 +80,39 @@ class Loop:
         self._hidden = source
 
     def turn(self, timeout_s: float | None) -> None:
-        """Wait for something (at most `timeout_s`; None: for ever) and serve it, once."""
+        """Wait for something (at most `timeout_s`; None: for ever) and serve it, once.
+
+        What would make the turn a long one is left to the next.
+        """
         hidden = self._hidden
         if hidden is not None and hidden.pending():
             timeout_s = 0
         ready = self._wait(timeout_s)
         if hidden is not None and any(fd == self._hidden_fd for fd, _ in ready):
             hidden.woken()
-        called = [(self._callbacks.get(fd), fd, events) for fd, events in ready]
-        for callback, fd, events in called:
-            # A callback may have closed a descriptor whose event is still in this batch.
-            if callback is not None and self._callbacks.get(fd) is callback:
-                callback(events)
+        self._call(ready)
         if hidden is not None and hidden.pending():
             hidden.drain()
+
+    def _call(self, ready: list[tuple[int, int]]) -> None:
+        took = self._took_ns
+        if len(ready) > 1:
+            ready.sort(key=lambda one: took.get(one[0], 0))
+        callbacks = self._callbacks
+        called = [(callbacks.get(fd), fd, events) for fd, events in ready]
+        begun = at = monotonic_ns()
+        for callback, fd, events in called:
+            # A callback may have closed a descriptor whose event is still in this batch.
+            if callback is None or callbacks.get(fd) is not callback:
+                continue
+            if at > begun and at - begun + took.get(fd, 0) > TURN_NS:
+                took[fd] = took.get(fd, 0) // 2
+                continue
+            callback(events)
+            ended = monotonic_ns()
+            if fd in callbacks:
+                took[fd] = ended - at
+            at = ended
 
     def waiting(self) -> bool:
         """Whether anything is there to be served now; nothing of it is taken."""

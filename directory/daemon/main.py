@@ -12,6 +12,7 @@ from directory.core.errors import TransferError
 from directory.daemon.config import Settings
 from directory.daemon.daemon import Daemon
 from directory.daemon.log import set_up_logging
+from directory.daemon.preflight import look
 from directory.daemon.runtime import RuntimeDir, StartError
 
 EXIT_OK = 0
@@ -35,6 +36,7 @@ def run(settings: Settings, ready_fd: int = -1) -> int:
         log.error("not started", reason=str(error))
         return EXIT_FAILED
     try:
+        look(settings, runtime.path)
         daemon = Daemon(settings, runtime, ready_fd)
         try:
             daemon.run()

@@ -1,37 +1,22 @@
-"""Counters for Prometheus: over HTTP on a local port, or in a file.
+"""Counters for Prometheus: their names, and how a report of the daemon becomes samples.
 
-Owns the names, their meaning and how they are handed out (docs/metrics.md has the table). There
-are counters and histograms only, with labels whose values cannot grow for ever: a gauge that is
-overwritten says whatever happened last. Reports are made by the daemon's own thread, when it is
-asked; the exporter's thread must never touch the daemon's state.
+Owns the names and their meaning (docs/metrics.md has the table). There are counters and histograms
+only, with labels whose values cannot grow for ever: a gauge that is overwritten says whatever
+happened last. It knows no socket and no process: metrics_feed.py is the daemon's end,
+metrics_main.py the program that puts samples into words.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import structlog
-
-from directory.daemon.loop import Loop
-from directory.daemon.runtime import StartError
 from directory.protocol.admin import HistogramReport, StatsReport
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-ANSWER_S: Final = 5.0
-FILE_EVERY_S: Final = 15.0
-ADDRESS: Final = re.compile(r"(?P<host>[0-9.]+|localhost|\[::1\]):(?P<port>\d{1,5})")
-LOOPBACK: Final = ("127.", "localhost", "[::1]")
 SOURCES: Final = ("own", "host", "peer", "store")
-
-log = structlog.get_logger("metrics")
 
 
 class Name(NamedTuple):
@@ -153,115 +138,3 @@ def _cumulated(histogram: HistogramReport) -> Iterator[tuple[str, float]]:
         total += count
         yield str(bound / 1e6), total
     yield "+Inf", total + histogram.counts[-1]
-
-
-class Exporter:
-    """Hands the counters out. Made and closed by the daemon's thread; serves from another one."""
-
-    def __init__(self, where: str, loop: Loop, report: Callable[[], StatsReport]) -> None:
-        """Raises `StartError` where the library is missing or the port or file cannot be had."""
-        try:
-            from prometheus_client import CollectorRegistry
-        except ImportError:
-            raise StartError(
-                "metrics need the extra `metrics`: pip install 'treecored[metrics]'"
-            ) from None
-        self._report = report
-        self._wanted = threading.Lock()
-        self._answer: StatsReport | None = None
-        self._answered = threading.Event()
-        self._ended = threading.Event()
-        self._loop = loop
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._stop: Callable[[], object] = lambda: None
-        self._thread: threading.Thread | None = None
-        registry = CollectorRegistry()
-        registry.register(Collector(self._ask))
-        address = ADDRESS.fullmatch(where)
-        try:
-            if address is not None:
-                self._serve(address["host"], int(address["port"]), registry)
-            else:
-                self._write(Path(where), registry)
-        except BaseException:
-            self._wake_in.close()
-            self._wake_out.close()
-            raise
-        loop.watch(self._wake_in.fileno(), self._on_asked)
-
-    def close(self) -> None:
-        """Serve no more; a file keeps the last counters."""
-        self._ended.set()
-        self._answered.set()
-        self._stop()
-        if self._thread is not None:
-            self._thread.join(ANSWER_S)
-        self._loop.unwatch(self._wake_in.fileno())
-        self._wake_in.close()
-        self._wake_out.close()
-
-    def _serve(self, host: str, port: int, registry: Any) -> None:
-        from prometheus_client import start_http_server
-
-        if not host.startswith(LOOPBACK):
-            raise StartError(
-                f"metrics: {host} is no address of this machine alone; use 127.0.0.1 and let a "
-                "collector on this machine pass them on"
-            )
-        name = host.strip("[]")
-        try:
-            server, self._thread = start_http_server(port, name, registry)
-        except (OSError, OverflowError) as error:
-            raise StartError(f"metrics: {host}:{port} cannot be had: {error}") from None
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-
-        self._stop = stop
-        log.info("metrics", url=f"http://{host}:{server.server_port}/metrics")
-
-    def _write(self, path: Path, registry: Any) -> None:
-        from prometheus_client import write_to_textfile
-
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            raise StartError(f"metrics: {path.parent} is no folder that can be written to")
-
-        def go_on() -> None:
-            while not self._ended.is_set():
-                try:
-                    write_to_textfile(str(path), registry)
-                except OSError as error:
-                    log.warning("metrics not written", file=str(path), reason=str(error))
-                self._ended.wait(FILE_EVERY_S)
-
-        self._thread = threading.Thread(target=go_on, name="metrics", daemon=True)
-        self._thread.start()
-        log.info("metrics", file=str(path))
-
-    # Between the two threads: one asks, the daemon's own answers.
-
-    def _ask(self) -> StatsReport | None:
-        with self._wanted:
-            self._answer = None
-            self._answered.clear()
-            if self._ended.is_set():
-                return None
-            try:
-                self._wake_out.send(b"?")
-            except OSError:
-                return None
-            self._answered.wait(ANSWER_S)
-            return self._answer
-
-    def _on_asked(self, _: int) -> None:
-        try:
-            self._wake_in.recv(4096)
-        except BlockingIOError:
-            return
-        try:
-            self._answer = self._report()
-        except Exception as error:
-            log.error("no metrics", exc_info=error)
-        self._answered.set()

@@ -291,7 +291,7 @@ class Movers:
                 self._host.on_unmapped(reply.pool)
             case Rejected():
                 # It does not say which request that was: whoever waits for it would wait for ever.
-                self._lose(f"it rejected a request: {reply.code}: {reply.detail}")
+                self._lose(_rejected(reply))
             case Pong():
                 pass
 
@@ -318,6 +318,8 @@ class Movers:
             for reply in mover.receive():
                 if isinstance(reply, CopyDone | PagesDamaged):
                     self._take(reply)
+                elif isinstance(reply, Rejected):
+                    reason = _rejected(reply)
         except (ProtocolError, OSError):
             pass
         self._bury(MoverEvent.DEATH)
@@ -381,6 +383,10 @@ def _import(mover: AnyMover, pool: PoolId, told: Registration) -> None:
     mover.import_pool(
         pool, told.layout, told.handles, told.fds, told.sync, said.page_table, said.staging
     )
+
+
+def _rejected(reply: Rejected) -> str:
+    return f"it rejected a request: {reply.code}: {reply.detail}"
 
 
 def _submit(copy: SubmitCopy, mover: AnyMover) -> None:

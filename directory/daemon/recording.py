@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final, NamedTuple
 
 import structlog
@@ -20,32 +20,26 @@ from directory.analytics.causes import Causes
 from directory.analytics.hot import HotPrefixes
 from directory.analytics.log import AccessLog
 from directory.analytics.record import Access, Eviction, Frame, Hit, Named, Reason, Room, Tier
-from directory.analytics.recorder import Chains, Recorder, Work
+from directory.analytics.recorder import Chains, Ends, Recorder, Work
 from directory.core.events import Asked, Event, Flush, PoolClosed
 from directory.core.ids import HOST, Place, PoolId
 from directory.core.namespace import NamespaceKey
-from directory.core.node import Node
+from directory.core.node import Node, Space, Tap
 from directory.core.place import PoolState
 from directory.daemon import clock
 from directory.daemon.names import Names, fields_of
+from directory.daemon.pacing import BATCH_FILL, BATCH_US, PRESSED_FILL, burst_us
 from directory.daemon.stats import Sums
 from directory.protocol.admin import CauseReport, HotPrefix, LogReport
 from directory.protocol.ended import Ended, Wanted, unsound
 
 log = structlog.get_logger("recording")
 
-IDLE_S: Final = 3_600.0
-QUIET_S: Final = 0.002
-"""So long nothing must have been asked before the log gets its turn."""
-FLUSH_S: Final = 1.0
-"""What a crash of the daemon may cost of the log."""
+FLUSH_US: Final = 1_000_000
+"""What a crash of the daemon may cost of the log, beside what has not had its turn (pacing.py)."""
 CLOSE_US_MAX: Final = 500_000
 """So long the daemon's end waits for the log: the last pools' ends may be many evictions."""
-PIECES_A_TURN_MAX: Final = 64
-PIECES_PRESSED: Final = 8
-PRESSED_EVERY_US: Final = 5_000
-"""With a queue that will not hold much longer so many pieces are done at once (a quarter of a
-millisecond), so seldom: of many answers few are late then, and the others not at all."""
+PIECES_A_TURN_MAX: Final = 128
 POLICY: Final = "lru"
 GONE_MAX: Final = 65_536
 MOMENTS_MAX: Final = 65_536
@@ -85,6 +79,8 @@ class Recording:
         self.hot = HotPrefixes()
         self.causes = Causes()
         """Of the requests in the log; without a log nobody says their paths."""
+        self._ends: Ends = {}
+        """Of nodes of the directory's tree."""
         self.gone: OrderedDict[tuple[bytes, int], Gone] = OrderedDict()
         """By namespace digest and digest of the first page that went."""
         self.past: Counter[str] = Counter()
@@ -100,12 +96,12 @@ class Recording:
         self._pools: dict[PoolId, PoolState] = {}
         self._sizes: set[int] = set()
         self._named: set[bytes] = set()
-        self._flushed_us = self.started_us
-        self.patience_s = IDLE_S
-        """How long the log can wait for its turn, from now on."""
+        self._flush_us = now_us
+        self._worked_us = now_us
+        self.ready_us: int | None = None
+        """From when on there is something worth doing once nobody asks for anything, or None."""
         self.pressed = False
-        """Whether it must have some work done even while somebody asks."""
-        self._pressed_us = 0
+        """Whether some of it must be done even while somebody asks."""
         self._moments: dict[Tier, _Moments] = {"device": _Moments(), "host": _Moments()}
 
     @property
@@ -118,6 +114,11 @@ class Recording:
         return self._wall_us + now_us
 
     # What happens. All of it is on the way of somebody's answer.
+
+    def watch(self) -> Tap:
+        """Return the tap of a new directory, whose nodes' numbers say nothing of earlier ones."""
+        self._ends = {}
+        return self.tap
 
     def tap(self, node: Node, place: Place, sign: int) -> None:
         """The tree tells of pages that come and go."""
@@ -132,12 +133,23 @@ class Recording:
         self._moments[tier].add(now_us, pages)
         pool = self._pools.get(place)
         instance = pool.instance if pool is not None else ""
-        edges = [above.edge for above in node.path()]
+        # The path that ends with a node of one id stays the same whatever splits and merges do.
+        ends, base, above, at = self._ends, 0, [], node.parent
+        while at is not None and at.parent is not None:
+            known = ends.get(at.id)
+            if known is not None:
+                base = known
+                break
+            above.append((at.id, at.edge))
+            at = at.parent
+        above.reverse()
         gone = Gone(self.wall_us(now_us), tier, instance, reason, pages)
-        space = node.space
-        work = self._eviction(edges, space.page_key, space.fingerprint, space.key, gone)
-        # The edges are the tree's own bytes, but for the one that may have gone with the node.
-        self._offer(work, ITEM_BYTES + len(node.edge))
+        first = node.edge[: node.space.page_key]
+        work = self._eviction(
+            self.chains.follow(ends, above, len(first), base), first, node.space, gone
+        )
+        # The edges are the tree's own bytes.
+        self._offer(work, now_us, ITEM_BYTES + len(first))
 
     def ended(self, pool: PoolState, ended: Ended, now_us: int) -> None:
         """A request has left a scheduler."""
@@ -148,7 +160,7 @@ class Recording:
         self.sums.ended(pool.instance, ended, pool.page_size)
         if self._recorder is not None:
             work = self._access(pool, ended, now_us)
-            self._offer(work, ITEM_BYTES + len(ended.tokens))
+            self._offer(work, now_us, ITEM_BYTES + len(ended.tokens))
 
     def pool_came(self, pool: PoolState, now_us: int) -> None:
         """A pool was taken in (told once a group)."""
@@ -165,60 +177,65 @@ class Recording:
                     pages=self._host_bytes // pool.page_bytes,
                     page_tokens=pool.page_size,
                     page_bytes=pool.page_bytes,
-                )
+                ),
+                now_us,
             )
-        self._offer(_room(pool, at_us, pool.page_count))
+        self._offer(_room(pool, at_us, pool.page_count), now_us)
 
     def pool_went(self, pool: PoolId, now_us: int) -> None:
         """A pool is gone. Repeatable, and of any rank's number."""
         gone = self._pools.pop(pool, None)
         if gone is not None and self._recorder is not None:
-            self._offer(_room(gone, self.wall_us(now_us), 0))
+            self._offer(_room(gone, self.wall_us(now_us), 0), now_us)
 
-    # When nobody waits.
+    # Work, in its time.
 
-    def turn(self, now_us: int, *, quiet: bool, waiting: Callable[[], bool]) -> None:
-        """Do some work: while nobody is waiting after a quiet moment, or now and then when the
-        queue will not hold much longer."""
+    def work(self, now_us: int, waiting: Callable[[], bool]) -> None:
+        """Nobody asks for anything: do what there is, until somebody does (`waiting`)."""
+        self._go_on(now_us, waiting)
+
+    def hurry(self, now_us: int) -> None:
+        """Somebody asks all the time: do as much as the queue needs, and no more."""
+        fill = 0.0 if self._recorder is None else self._recorder.fill
+        allowed_us = burst_us(now_us - self._worked_us, fill)
+        if allowed_us:
+            give_up_us = self._clock() + allowed_us
+            self._go_on(now_us, lambda: self._clock() >= give_up_us)
+
+    def _go_on(self, now_us: int, over: Callable[[], bool]) -> None:
         recorder, access_log = self._recorder, self._log
         if recorder is None or access_log is None:
             return
-        if not quiet:
-            if not self.pressed or now_us < self._pressed_us + PRESSED_EVERY_US:
-                return
-            self._pressed_us = now_us
         at_us = self.wall_us(now_us)
         try:
-            self._work_on(recorder, at_us, quiet, waiting)
-            if not len(recorder) and at_us - self._flushed_us >= 1e6 * FLUSH_S:
+            for _ in range(PIECES_A_TURN_MAX):
+                if not recorder.step(at_us) or over():
+                    break
+            if not len(recorder) and now_us >= self._flush_us:
                 access_log.flush(at_us)
-                self._flushed_us = at_us
+                self._flush_us = now_us + FLUSH_US
         except Exception as error:
             # The log is for people: a defect in it must not end what schedulers live on.
             log.error("the access log is given up", exc_info=error)
             self._recorder = self._log = None
-        self._look(recorder if self._recorder is not None else None)
+            self.ready_us, self.pressed = None, False
+            return
+        self._worked_us = self._clock()
+        self.pressed = recorder.fill >= PRESSED_FILL
+        self.ready_us = self._flush_us if access_log.unwritten else None
+        if len(recorder):
+            self.ready_us = now_us
 
-    def _work_on(
-        self, recorder: Recorder, at_us: int, quiet: bool, waiting: Callable[[], bool]
-    ) -> None:
-        for _ in range(PIECES_A_TURN_MAX if quiet else PIECES_PRESSED):
-            if not recorder.step(at_us) or (quiet and waiting()):
-                return
-
-    def _offer(self, item: Frame | Work, nbytes: int = ITEM_BYTES) -> None:
-        if self._recorder is not None:
-            self._recorder.offer(item, nbytes)
-            self._look(self._recorder)
-
-    def _look(self, recorder: Recorder | None) -> None:
-        """Note how the queue is, so that the daemon's loop need not ask."""
-        self.pressed = recorder is not None and recorder.pressed
-        self.patience_s = IDLE_S
-        if recorder is not None and len(recorder):
-            self.patience_s = QUIET_S
-        elif self._log is not None and self._log.unwritten:
-            self.patience_s = FLUSH_S
+    def _offer(self, item: Frame | Work, now_us: int, nbytes: int = ITEM_BYTES) -> None:
+        recorder = self._recorder
+        if recorder is None or not recorder.offer(item, nbytes):
+            return
+        if len(recorder) == 1:
+            self.ready_us = now_us + BATCH_US
+        fill = recorder.fill
+        if fill >= BATCH_FILL:
+            self.ready_us = min(self.ready_us or now_us, now_us)
+            self.pressed = fill >= PRESSED_FILL
 
     def close(self, now_us: int) -> None:
         """Write what is left, as far as there is time. Repeatable."""
@@ -299,20 +316,16 @@ class Recording:
         self.causes.add(access)
 
     def _eviction(
-        self,
-        edges: list[bytes],
-        page_bytes: int,
-        fingerprint: bytes,
-        key: NamespaceKey,
-        gone: Gone,
+        self, above: Generator[None, None, int], first: bytes, space: Space, gone: Gone
     ) -> Work:
-        last = edges.pop()[:page_bytes]
-        digests = yield from self.chains.pieces(b"".join([*edges, last]), page_bytes)
+        """`above`: makes the digest that stands before the `first` page that went."""
+        previous = yield from above
+        digest = self.chains.one(first, previous)
+        fingerprint, key = space.fingerprint, space.key
         namespace = self.names.digest(fingerprint, key)
         named = self._name(namespace, fingerprint, key)
         if named is not None:
             yield named
-        digest = digests[-1]
         self.gone[namespace, digest] = gone
         self.gone.move_to_end((namespace, digest))
         if len(self.gone) > GONE_MAX:

@@ -125,14 +125,19 @@ def file_system(path: Path) -> str:
 def has_room(path: Path, nbytes: int) -> bool:
     """Whether a tier of so many bytes fits, counting what it has there already as its own."""
     found = os.statvfs(_existing(path))
+    # 1/32: the words and the log of pages that are not tiny.
+    wanted = nbytes + nbytes // 32 + ROOM_SPARE_BYTES
+    return found.f_bavail * found.f_frsize + bytes_there(path) >= wanted
+
+
+def bytes_there(path: Path) -> int:
+    """Memory that a tier's segments in a folder take now."""
     own = 0
     if path.is_dir():
         with suppress(OSError):
             for segment in file_numbers(path, "segment"):
                 own += (path / f"segment.{segment}").lstat().st_blocks * 512
-    # 1/32: the words and the log of pages that are not tiny.
-    wanted = nbytes + nbytes // 32 + ROOM_SPARE_BYTES
-    return found.f_bavail * found.f_frsize + own >= wanted
+    return own
 
 
 def _existing(path: Path) -> Path:

@@ -73,6 +73,11 @@ class Capture:
         return bool(self._records) or self._walk is not None
 
     @property
+    def walking(self) -> bool:
+        """Whether everything is being told anew, which may take long."""
+        return self._walk is not None
+
+    @property
     def crowded(self) -> bool:
         """Whether the queue is at least half full: it should be emptied even at a busy time."""
         return 2 * len(self._records) > self._records_max or 2 * self._bytes > self._bytes_max
@@ -113,7 +118,8 @@ class Capture:
         """Return the records of one message, oldest first; they are off the queue."""
         self._step()
         count = portion(self._records)
-        taken, self._records = self._records[:count], self._records[count:]
+        taken = self._records[:count]
+        del self._records[:count]
         self._bytes -= sum(size_of(record) for record in taken)
         if not self._records:
             self._forget()

@@ -7,7 +7,7 @@ names are not in use, and never a name without its slots.
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -32,6 +32,26 @@ class SlotAllocator(Protocol):
     def free(self, free_index: torch.Tensor) -> None:
         """Give slots back."""
         ...
+
+
+def give_back(allocator: Any, pages: torch.Tensor) -> None:
+    """Free whole pages of SGLang's, each named once: int64 page numbers on the device.
+
+    SGLang's `free` takes slots and searches them for their pages, which waits for the device. From
+    0.5.18 on it takes pages, too; before, what it would find is put where it would put it.
+    """
+    by_pages = getattr(allocator, "free_page_ids", None)
+    if by_pages is not None:
+        by_pages(pages)
+    elif allocator.page_size == 1:
+        allocator.free(pages)
+    elif not allocator.is_not_in_free_group or getattr(allocator, "debug_mode", False):
+        offsets = torch.arange(allocator.page_size, dtype=torch.int64, device=pages.device)
+        allocator.free((pages[:, None] * allocator.page_size + offsets).reshape(-1))
+    elif allocator.need_sort:
+        allocator.release_pages = torch.cat((pages, allocator.release_pages))
+    else:
+        allocator.free_pages = torch.cat((pages, allocator.free_pages))
 
 
 class NamedAllocator:
@@ -77,12 +97,7 @@ class NamedAllocator:
         # Given up first, because a name that is not in use must never free a page; what it stood
         # for stays in the table until it is given to another page.
         self.names.forget(names)
-        slots = self.names.slots(names)
-        by_pages = getattr(self._allocator, "free_page_ids", None)
-        if by_pages is not None:  # no search for duplicates, which would wait for the device
-            by_pages(slots[:: self.names.page_size] // self.names.page_size)
-        else:
-            self._allocator.free(slots)
+        give_back(self._allocator, self.names.pages(names))
 
     def used(self) -> array[int]:
         """Names in use, in order. Pages without a name are SGLang's own and never here."""

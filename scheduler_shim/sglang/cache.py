@@ -145,7 +145,9 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
             last = None
         same = last is not None and last.asked is path.tokens and last.key is path.key
         found = self.shim.tree.find(path.key, path.tokens, last.found if last and same else None)
-        if last is None or found.node is None or last.found.node is not found.node:
+        if last is None or (
+            last.found is not found and (found.node is None or last.found.node is not found.node)
+        ):
             last = self._handle(path, found)
         last.found = found  # else nothing of it has moved: the node is the same one
         last.asked = path.tokens

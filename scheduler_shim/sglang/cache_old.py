@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 
+from scheduler_shim.sglang.allocator import give_back
 from scheduler_shim.sglang.cache_loads import LoadingCache, LoadingShim
 from scheduler_shim.sglang.keys import KeyMaker
 from scheduler_shim.sglang.load import without
@@ -100,7 +101,7 @@ class OldCache(LoadingCache):
         if hasattr(allocator, "free_segment"):  # finds the pages without a search, from 0.5.18 on
             allocator.free_segment(slots, start_pos=start)
         else:
-            allocator.free(slots)
+            give_back(allocator, slots[:: self.page_size].to(torch.int64) // self.page_size)
 
     def init_load_back(self, params: Any) -> tuple[torch.Tensor, Any]:
         """The slots into which what the match has offered is being loaded."""

@@ -49,14 +49,18 @@ def admitted(shim: Teller, req: Any, restored: int, peers: int) -> None:
 
 
 def results(shim: Teller, reqs: Iterable[Any]) -> None:
-    """A batch's outputs are used: report those of its requests that have finished."""
+    """A batch's outputs are used: report those of its requests that have finished.
+
+    The reports are held: the caller sends what is held.
+    """
     client = shim.client
     if client is None or client.lost or not client.registration.ended:
         return
     for req in reqs:
         if req.finished() and not getattr(req, TOLD, False):
             setattr(req, TOLD, True)
-            client.report(report(shim, req, paths=client.registration.ended == "paths"))
+            told = report(shim, req, paths=client.registration.ended == "paths")
+            client.report(told, hold=True)
 
 
 def report(shim: Teller, req: Any, *, paths: bool) -> Ended:

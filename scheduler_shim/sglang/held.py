@@ -18,7 +18,6 @@ without this side's knowing at once, or SGLang would be promised pages that cann
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,7 +26,7 @@ import msgspec
 from directory.core.actions import AnyReply, Matched, Restored
 from directory.core.events import Match, Restore
 from directory.core.ids import NO_LEASE
-from directory.core.tokens import pack_pages
+from directory.core.tokens import pack_pages, unpack_pages
 from scheduler_shim.fills import Fill, Fills
 from scheduler_shim.own_tree import MirroredTree, question
 from scheduler_shim.questions import LiveRequest
@@ -175,7 +174,8 @@ class HeldBack:
         entry.asked_us = now_us
         if client is None:
             return 0
-        if isinstance(self._around.room.tree, MirroredTree):
+        tree = self._around.room.tree
+        if isinstance(tree, MirroredTree):
             self._match_own(request)
             if self.join(entry) or self._beyond(request, request.match_pages) == 0:
                 return 0
@@ -184,7 +184,9 @@ class HeldBack:
         if len(self.fills) >= self._settings.fills_max:
             self._around.count("restores_put_off")
             return 0
-        request.seq = client.ask(self._question(request))
+        if isinstance(tree, ThinTree):
+            entry.changes = tree.asks(request.key, request.match_tokens)
+        request.seq = client.ask(self._question(request), hold=True)
         if request.seq:
             self._asking[request.seq] = entry
             mark("asked", entry.rid, request.seq)
@@ -213,16 +215,17 @@ class HeldBack:
                 if held is Stage.ASKING:
                     self._look_up(entry, now_us)
                 return
-        else:
-            request.row = array("I")
-            request.row.frombytes(reply.own)
+        elif isinstance(tree, ThinTree):
+            request.row = unpack_pages(reply.own)
             request.reach = reply.own_pages + beyond
+            tree.remember(request.key, request.match_tokens, reply, entry.changes)
         offers = self._loads.offers
         if self.join(entry) or (offers is not None and offers.make(self, entry, reply)):
             return
         if self.lease(request) and self._restore(entry):
             return
-        self.let_go(request)
+        if offers is None or not offers.make(self, entry, reply, crowded=True):
+            self.let_go(request)
 
     def _question(self, request: Request) -> Match:
         """What lies beyond, with a lease of it. A thin one is without: it would protect own pages
@@ -245,8 +248,7 @@ class HeldBack:
         """Put what the pool holds into the row. Nothing is locked by it."""
         tree = self._around.room.tree
         found = tree.find(request.key, request.match_tokens)
-        request.row = array("I")
-        request.row.frombytes(found.pages)
+        request.row = unpack_pages(found.pages)
 
     def _beyond(self, request: Request, reach: int) -> int:
         """Pages beyond the row; 0 where they are too few to be worth it."""
@@ -286,15 +288,12 @@ class HeldBack:
             around.count("restores_without_room")
             return False
         targets = self._targets.take(request, wanted)
-        client = around.client
+        client, start = around.client, len(request.row)
         if client is not None and targets:
             # The targets are quiet once everything is done that was given to the streams so far,
             # the writing of their names included.
-            quiet = around.pool.advance()
-            start = len(request.row)
-            message = Restore(
-                request.name, request.attempt, request.receipt, start, pack_pages(targets), quiet
-            )
+            quiet, packed = around.pool.advance(), pack_pages(targets)
+            message = Restore(request.name, request.attempt, request.receipt, start, packed, quiet)
             seq = client.ask(message, client.deadlines.restore_ms)
             if seq:
                 self.fills.begin(seq, request, targets)

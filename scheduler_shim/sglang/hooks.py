@@ -211,11 +211,21 @@ def around_results(
     if shim is not None and mark.on:
         synchronize()
         mark("computed", *(req.rid for req in batch.reqs))
-    reqs = list(batch.reqs) if shim is not None else []
+    if shim is None:
+        return original(scheduler, batch, result, *args, **kwargs)
+    reqs = list(batch.reqs)
+    shim.tree.gathers = True
     outcome = original(scheduler, batch, result, *args, **kwargs)
-    if shim is not None:
-        guarded(shim, "the report of ends", lambda: ends.results(shim, reqs), None)
+    guarded(shim, "the end of results", lambda: results_used(shim, reqs), None)
     return outcome
+
+
+def results_used(shim: Shim, reqs: list[Any]) -> None:
+    """A batch's outputs are used: tell the daemon what was published, all of it at once."""
+    ends.results(shim, reqs)
+    shim.tree.gathers = False
+    if shim.client is not None:
+        shim.client.send_held()
 
 
 # Flush, weights, memory, end.

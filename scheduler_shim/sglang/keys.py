@@ -24,6 +24,8 @@ from directory.core.namespace import Adapter, NamespaceKey
 from scheduler_shim.sglang.media import Items, items_of, spelled_out
 
 ELASTIC: Final = "|elastic_ep_size="
+FEW_TOKENS: Final = 64
+"""So many are packed without torch: what a decoding request has added."""
 GLUED_MAX: Final = 4_096
 """So many glued keys are remembered; beyond it the memory starts over."""
 
@@ -247,6 +249,11 @@ def pack(tokens: array[int], first: int, count: int, *, bigram: bool, wide: bool
     number = count - first
     if number - bigram < 1:
         return b""
+    if number <= FEW_TOKENS and not bigram and not wide:
+        try:
+            return array("I", tokens[first:count]).tobytes()
+        except OverflowError:
+            return None
     if tokens.typecode != "q":
         tokens = array("q", tokens)
     source = torch.frombuffer(tokens, dtype=torch.int64, count=number, offset=8 * first)
@@ -293,11 +300,14 @@ def _agree(known: PackedRequest, tokens: array[int], count: int, bigram: bool) -
     last = min(count, known.count) - 1
     if last < bigram or not known.packed:
         return True
-    size = known.key.unit_bytes // (2 if bigram else 1)
-    at = known.key.unit_bytes * (last - bigram) + (size if bigram else 0)
-    mask = (1 << 8 * size) - 1
-    head, tail = (known.items.get(token, token) & mask for token in (tokens[0], tokens[last]))
+    unit = known.key.unit_bytes
+    size = unit // 2 if bigram else unit
+    at = unit * (last - bigram) + (size if bigram else 0)
+    head, tail = tokens[0], tokens[last]
+    if known.items:
+        head, tail = known.items.get(head, head), known.items.get(tail, tail)
+    packed, mask = known.packed, (1 << 8 * size) - 1
     return (
-        int.from_bytes(known.packed[:size], "little") == head
-        and int.from_bytes(known.packed[at : at + size], "little") == tail
+        int.from_bytes(packed[:size], "little") == head & mask
+        and int.from_bytes(packed[at : at + size], "little") == tail & mask
     )

@@ -53,15 +53,23 @@ class Offers:
         self._settings = settings
         self._open: dict[str, tuple[Entry, int]] = {}  # with the page from which on it is leased
 
-    def make(self, look_ups: LookUps, entry: Entry, reply: Matched) -> bool:
+    def make(
+        self, look_ups: LookUps, entry: Entry, reply: Matched, *, crowded: bool = False
+    ) -> bool:
         """Offer what an answer says lies beyond the row, if it can land layer by layer.
 
-        What comes out of other pools lands whole, so its requests are held back for it.
+        What comes out of other pools lands whole, so its requests are held back for it. Where they
+        found no room for that (`crowded`), as much of it as the host tier has, too, is offered
+        from there: an offer needs room only when SGLang has it. Such a load never reads a pool,
+        because its answer's lease holds all of it at the host; so a thin one is not offered, which
+        has no lease until it is taken.
         """
         request, fills = entry.request, look_ups.fills
         start = len(request.row)
-        beyond = request.reach - start
-        if reply.peer_pages or not beyond or beyond < self._settings.restore_min_pages:
+        reach = min(request.reach, reply.host_reach) if crowded else request.reach
+        if (reply.peer_pages and not crowded) or (crowded and not self._mirrored):
+            return False
+        if reach <= start or reach - start < self._settings.restore_min_pages:
             return False
         if self._mirrored and request.receipt == NO_LEASE:
             return False
@@ -72,6 +80,9 @@ class Offers:
             return False
         if fills.ahead(request, start) is not None:
             return False
+        if crowded:
+            self._around.count("offers_crowded")
+        request.reach = reach
         entry.stage = Stage.OFFERED
         self._open[entry.rid] = entry, start if self._mirrored else 0
         self._around.count("offers")

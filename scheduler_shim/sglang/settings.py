@@ -7,6 +7,7 @@ docs/sglang.md has the table, a test holds it to this file.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,9 +17,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from directory.core.limits import FENCE_DEADLINE_MS, INSTANCE_CHARS_MAX, RESTORES_PER_POOL_MAX
 from directory.protocol.runtime_dir import default_runtime_dir
+from directory.protocol.variables import PREFIX, unknown
 from scheduler_shim.deadlines import Deadlines
 
-PREFIX = "TREECORED_"
+logger = logging.getLogger(__name__)
 
 
 class SettingsError(ValueError):
@@ -105,7 +107,12 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Read the environment. Raises `SettingsError` with one sentence for the first wrong value."""
+    """Read the environment. Raises `SettingsError` with one sentence for the first wrong value.
+
+    A name that neither an engine nor the daemon knows is warned of: it is misspelled.
+    """
+    for name in unknown(os.environ):
+        logger.warning("treecored: there is no setting for the variable %s; it is ignored", name)
     try:
         return Settings()
     except ValidationError as error:

@@ -74,8 +74,7 @@ class Shim(Tally):
         """Every request of the cache's that has a row in the tree. The cache sets it."""
         self.key_of: KeyOf = nothing_to_look_up
         """Namespace and tokens of a waiting request. The cache sets it."""
-        self.failure = ""
-        """The defect of the shim's own over which it gave the daemon up for good."""
+        self.failure = ""  # the defect of its own over which it gave the daemon up for good
         self._dial = dial
         self._start_over = start_over
         self._reserved: Callable[[], int] = lambda: 0
@@ -128,8 +127,8 @@ class Shim(Tally):
         return Request(self._numbers, f"s{self._numbers}", key, tokens, b"", page_key)
 
     def in_force(self, request: Request) -> bool:
-        """Whether a request's namespace is of the present weights. What a request that lived
-        through an update has computed belongs to no weights, and is never published."""
+        """Whether a request's namespace is of the present weights. What one that lived through an
+        update has computed is never published."""
         return request.key.weight_epoch == self.key_epoch
 
     def publish(
@@ -174,8 +173,7 @@ class Shim(Tally):
         return freed
 
     def reserved_pages(self) -> int:
-        """Pages that requests which run or are computed in chunks have yet to take, as SGLang's
-        loop told it in this tick."""
+        """Pages that requests in progress have yet to take, as SGLang's loop told it last."""
         return -(-self._reserved() // self.pool.page_size)
 
     @property
@@ -194,16 +192,15 @@ class Shim(Tally):
     ) -> None:
         """Before a scheduling step: take answers, look at the queue, start restores.
 
-        `busy`: whether anything runs. If nothing does and all that waits is held back, this waits a
-        moment. `reserved`: tokens that requests have yet to take, asked when a restore starts.
-        """
+        `busy`: whether anything runs; else, with all that waits held back, this waits a moment.
+        `reserved`: tokens that requests have yet to take, asked when a restore starts."""
         begin_us = self.now_us()
         self._reserved = reserved
-        self.tree.new_tick()
         self.take_answers()
         self.loads.tick()
         if self.client is not None and self.settings.loads != "none":
             self._held.tick(waiting, begin_us)
+            self.client.send_held()
         self.look_for_loss()
         if self._connection.step():
             logger.info("treecored: the daemon is back, as %s", self.tree.mode)
@@ -222,7 +219,7 @@ class Shim(Tally):
         if client is None:
             return
         early, self._early = self._early, []
-        for seq, reply in [*early, *client.poll()]:
+        for seq, reply in early + self._others(client):
             self._held.take(seq, reply, client.now_us())
         if client.refused and not client.lost:
             first = client.refused[0]
@@ -237,34 +234,37 @@ class Shim(Tally):
         """
         if self.client is not None:
             self.client.wait(wait_us)
-            self._early += self.client.poll()
+            self._early += self._others(self.client)
         return self._early
+
+    def _others(self, client: DaemonClient) -> list[tuple[int, AnyReply | None]]:
+        """What has come and is not the tree's: that takes its own first, and may wait for more."""
+        return [(seq, reply) for seq, reply in client.poll() if not self.tree.take(seq, reply)]
 
     def held(self, rid: str) -> bool:
         """Whether a waiting request is to stay in the queue for now."""
         return self._held.held(rid)
 
     def restored_tokens(self, rid: str) -> tuple[int, int]:
-        """Tokens restored for a waiting request, and how many of them out of others' pools."""
+        """Tokens restored for a waiting request, and how many out of others' pools."""
         return self._held.restored_tokens(rid)
 
     def gone(self, rid: str) -> None:
-        """A request left the queue. Repeatable; the next tick would find out by itself."""
+        """A request left the queue. Repeatable."""
         self._held.gone(rid)
 
     # Flush, weights, memory.
 
     def flush(self) -> None:
-        """Give up the whole tree but what is locked. Waits for movers, but not for ever: targets
-        that are not quiet by then stay `outside`."""
+        """Give up the tree but what is locked. Waits for movers, but not for ever: targets that
+        are not quiet by then stay `outside`."""
         self._held.end_namespaces()
         self._drain(self.settings.flush_wait_ms)
         self.room.flush()
         self.count("flushes")
 
     def after_clear(self) -> None:
-        """After `flush`, SGLang has called every page free: take those out of its hands again that
-        a mover may still write into."""
+        """SGLang has called every page free: take back what movers may still write into."""
         pages = [*self._landing(), self.room.quarantined]
         self._start_over(b"".join(some.tobytes() for some in pages))
 

@@ -50,7 +50,18 @@ class Entry:
     """One request near the head of the queue."""
 
     __slots__ = (
-        *("asked_us", "fills", "peers", "request", "restored", "rid", "seen", "since_us", "stage"),
+        *(
+            "asked_us",
+            "changes",
+            "fills",
+            "peers",
+            "request",
+            "restored",
+            "rid",
+            "seen",
+            "since_us",
+        ),
+        "stage",
     )
 
     def __init__(self, rid: str, request: Request, now_us: int) -> None:
@@ -59,6 +70,7 @@ class Entry:
         self.stage = Stage.NEW
         self.since_us = now_us
         self.asked_us = now_us
+        self.changes = 0  # thin: of the pool's part of the tree, when it was asked for
         self.fills = 0  # restores that it has waited for
         self.seen = 0
         self.restored = 0  # tokens that were restored for it

@@ -36,8 +36,9 @@ def test_what_keeps_too_many_bytes_alive_is_dropped(tmp_path: Path) -> None:
     recorder = Recorder(AccessLog(tmp_path), queue_bytes_max=100)
     assert recorder.offer(access("A"), 60)
     assert not recorder.offer(access("A"), 60)
-    assert recorder.pressed
+    assert recorder.fill == 0.6
     recorder.drain(0)
+    assert recorder.fill == 0
     assert recorder.offer(access("A"), 60)
 
 

@@ -115,6 +115,11 @@ def test_ids_are_local_to_a_conversation_unless_the_file_says_global(tmp_path: P
     shared = [{**ORIGINAL, "id": name, "hash_id_scope": "global"} for name in "ab"]
     paths = {tuple(record.path) for record in read(lines(tmp_path / "g", [*shared]))}
     assert len(paths) == 2
+    local = [
+        {key: value for key, value in each.items() if key != "hash_id_scope"} for each in shared
+    ]
+    paths = {tuple(record.path) for record in read(lines(tmp_path / "l", [*local]))}
+    assert len(paths) == 4
 
 
 def test_users_wait_as_the_recording_did_but_no_longer_than_the_cap(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def test_a_rectangle_over_two_allocations_is_never_asked_for(uuids: list[str]) -
     device = CudaDevice(driver, rates=Rates({("to_host", "tile", 0): 1.0}))
     nbytes = 2 << 20
     addresses = [int(driver.call("cuMemAlloc", nbytes)) for _ in range(ROWS)]
-    tier: SharedMapping = SharedMemoryIPC().create("tier", ROWS * nbytes)
+    ipc = SharedMemoryIPC()
+    tier: SharedMapping = ipc.create("tier", ROWS * nbytes)
     for row, address in enumerate(addresses):
         physical = Physical(b"", address, nbytes, lambda: None)
         device.attach((1, row), CudaMapping(physical, 0, nbytes, driver.uuid))
@@ -130,6 +131,9 @@ def test_a_rectangle_over_two_allocations_is_never_asked_for(uuids: list[str]) -
     device.submit_pages([PageBatch(1, HOST, 0, Pattern(chunks), [0, 3], [2, 1])])
     while device.in_flight:
         assert [error for _, error in device.poll() if error] == []
+    # What is unmapped while it is registered is registered for whatever is mapped there next.
+    device.detach(TIER)
+    ipc.close(tier)
     for address in addresses:
         driver.call("cuMemFree", address)
 

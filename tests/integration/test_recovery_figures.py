@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "--kills", "3", "--rounds", "2", "--tier-gib", "0.03125", "--page-bytes", "16384",
-    "--warm-rounds", "1", "--pool-pages", "1000", "--control-s", "0.2", "--returns", "2",
+    "--warm-rounds", "1", "--pool-pages", "1000", "--returns", "2",
 )  # fmt: skip
 
 
@@ -33,6 +33,9 @@ def test_every_figure_is_measured_and_every_page_is_back(tmp_path: Path) -> None
     assert found["pages_back"] == 1.0
     assert found["host_pages"] == 2048
     assert found["pool_spans"] == 50
+    assert found["ticks"] == found["control_ticks"]
+    assert found["tick_ms_max"] == max(found["tick_longest_ms"])
+    assert len(found["tick_longest_ms"]) == len(found["control_tick_longest_ms"]) == 2
     assert found["mirror_answer_ms"] <= found["deadline_ms"]
     assert {"commit", "machine", "date", "command", "targets_met"} <= set(found)
     assert done.stdout.count("pass") + done.stdout.count("FAIL") == len(found["targets_met"]) == 7

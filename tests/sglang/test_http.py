@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 
 from directory.cli.sglang_env import CPU_ENVIRONMENT, FLAGS_VARIABLE
-from scheduler_shim.sglang.settings import PREFIX
+from directory.protocol.variables import PREFIX
 from tests.sglang import model
 from tests.sglang.engines import ARGUMENTS, END_S, Nursery, environ_of, session_of
 from tests.sglang.environments import ROOT, python_of

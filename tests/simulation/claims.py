@@ -1,7 +1,7 @@
 """Further checkers of single events: claims that no other checker makes by itself.
 
 Owns three claims: only the registered have an effect, host pages are matched only after their
-copy has ended, and the host gives up first what a pool holds, too. They change nothing.
+copy has ended, and the host spares what no pool holds as its rule says. They change nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from directory.core.actions import Action
 from directory.core.events import Asked, Event
+from directory.core.eviction import ONLY_COPY_SPARED
 from directory.core.ids import HOST, is_pool
 from tests.simulation.checkers import Checker, Violation
 
@@ -42,7 +43,8 @@ class Fills:
 
 
 class HostOrder:
-    """Invariant 6: host pages that a pool holds as well go before those that are nowhere else."""
+    """Invariant 6: of the coldest page that a pool holds as well and the coldest one that is
+    nowhere else the first goes, unless the second is `ONLY_COPY_SPARED` times as old and more."""
 
     name = "host order"
 
@@ -55,12 +57,20 @@ class HostOrder:
         self._events += 1
         if self._events % self._every:
             return
-        nodes = daemon.directory.tree.nodes
+        nodes, now = daemon.directory.tree.nodes, daemon.directory.host.tick + 1
         for order in daemon.directory.host.orders.values():
-            leaves = order.leaves(nodes)
-            mirrored = [any(is_pool(place) for place in nodes[at].places) for at in leaves]
-            if mirrored != sorted(mirrored, reverse=True):
-                raise Violation(self.name, f"{leaves} with mirrors {mirrored}")
+            leaves = order.leaves(nodes, now)
+            left = {at: now - nodes[at].there(HOST).tick for at in leaves}
+            mirrors = {at for at in leaves if any(is_pool(place) for place in nodes[at].places)}
+            for at in leaves:
+                mirror = max((left[n] for n in left if n in mirrors), default=-1)
+                only = max((left[n] for n in left if n not in mirrors), default=-1)
+                spares = mirror >= 0 and ONLY_COPY_SPARED * mirror >= only
+                if left.pop(at) != (mirror if spares else only) or (at in mirrors) != spares:
+                    ages = [now - nodes[n].there(HOST).tick for n in leaves]
+                    raise Violation(
+                        self.name, f"{leaves} of ages {ages}, mirrors are {sorted(mirrors)}"
+                    )
 
 
 def further_checkers() -> list[Checker]:

@@ -39,8 +39,6 @@ SAID: Final = {
 
 NOTES: Final = """\
 Pinned: what every seed of a mutant is given beside what it draws. Seeds are counted from 0.
-`published-before-the-copy-ended` stands for a journal that is validated before the copy: there is
-no journal yet.
 
 Not in the table, because nothing that happens tells them from the right thing: a client that does
 not look at a reply's epoch (a boot says nothing but `stale_epoch` to it, which ends the client as

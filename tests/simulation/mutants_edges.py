@@ -19,6 +19,7 @@ from directory.core.requests import Requests
 from directory.protocol.stream import Arrival, ReceiveStream
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.spans import SpanTable
+from scheduler_shim.speaking import Speaker
 from tests.simulation.daemon import Session, SimDaemon
 from tests.simulation.mutants_seams import Call, Mutant, seam, swapped
 from tests.simulation.process import Process
@@ -43,9 +44,9 @@ def arrive_again(original: Call) -> Call:
     return arrive
 
 
-@seam(DaemonClient, "_push")
+@seam(Speaker, "_push")
 def push_a_release_once(original: Call) -> Call:
-    def _push(self: DaemonClient, body: Request, *, asks: bool, hold: bool = False) -> int:
+    def _push(self: Speaker, body: Request, *, asks: bool, hold: bool = False) -> int:
         unsent = self.counters.get("frames_not_sent", 0)
         seq: int = original(self, body, asks=asks, hold=hold)
         if isinstance(body, Unlock) and self.counters.get("frames_not_sent", 0) > unsent:

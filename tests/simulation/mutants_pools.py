@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from directory.core import pool as core_pool
-from directory.core import requests as core_requests
 from directory.core.actions import Action
 from directory.core.copies import Copy, Guard
 from directory.core.events import CopyDone, Restore
@@ -42,7 +41,7 @@ def held_prefix_of_any_pool(original: Call) -> Call:
     return _held_prefix
 
 
-@seam(core_requests, "match_path")
+@seam(core_pool, "match_path")
 def match_path_without_use(original: Call) -> Call:
     def match_path(
         tree: Tree,

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from directory.core.actions import SubmitCopy
+from directory.core.again import Again
 from directory.core.copies import Copy
 from directory.core.eviction import EvictionOrder
 from directory.core.ids import HOST
@@ -239,6 +240,7 @@ def _load_pools(tiny: Tiny, saved: tuple[Values, ...], nodes: dict[int, Node]) -
         pool.fingerprint, pool.generation, pool.instance, pool.mode = plain[5:9]
         pool.page_bytes, pool.page_count, pool.page_size, pool.phase = plain[9:13]
         pool.restores, pool.word = plain[13:]
+        pool.again = Again()  # what it has found changes no answer
         pool.members = [pool.place]
         pool.log = None
         pool.unlisted = None  # nobody lists live requests here

@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.tidy.source import ROOT, module_name, python_files
 
 _UNWANTED = ("torch", "cuda", "cupy", "numpy")
@@ -37,10 +35,6 @@ def modules_of(*folders: str) -> list[str]:
     return [module_name(path) for path in python_files(folders) if path.stem != "__main__"]
 
 
-@pytest.mark.skipif(
-    not (ROOT / "directory/daemon/main.py").is_file(),
-    reason="directory.daemon.main is not there yet",
-)
 def test_the_control_process_loads_neither_torch_nor_cuda_nor_numpy() -> None:
     modules = modules_of("directory/daemon", "directory/cli")
     assert "directory.daemon.main" in modules

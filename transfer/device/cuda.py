@@ -60,7 +60,7 @@ class InFlight(NamedTuple):
     ticket: Ticket
     event: Any
     stream: Any
-    keys: frozenset[MemoryKey]
+    keys: set[MemoryKey]
     error: str
 
 
@@ -192,7 +192,7 @@ class CudaDevice:
         except CudaError as failure:
             raise DeviceLost(f"{self.name} is lost: {error or failure}") from failure
         self._last_ticket += 1
-        submission = InFlight(self._last_ticket, event, stream, frozenset(work.keys), error)
+        submission = InFlight(self._last_ticket, event, stream, work.keys, error)
         self._in_flight[self._last_ticket] = submission
         return self._last_ticket
 

@@ -61,7 +61,11 @@ class Computing:
         if now - self._called_us >= PAUSE_US and not self._looks and self._device is not None:
             self._answer, self._looks = True, True
             self._looked_us = now
-            self._begin(self._look)
+            try:
+                self._begin(self._look)
+            except RuntimeError as error:  # this process may have no more threads
+                log.warning("cannot look whether the GPU computes: %s", error)
+                self._looks = False
         self._called_us = now
         return self._answer or now - self._looked_us > TRUSTED_US
 

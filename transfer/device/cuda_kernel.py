@@ -122,7 +122,7 @@ def ptx() -> bytes:
 class PageKernel:
     """Queues copies of chunks of pages on streams. Belongs to one thread and one context."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, blocks_per_processor: int = BLOCKS_PER_PROCESSOR) -> None:
         """Load the kernels; raises `CudaError`."""
         self._driver = driver
         module = driver.call("cuModuleLoadData", ptx())
@@ -131,7 +131,7 @@ class PageKernel:
             for n in UNROLLS
         }
         processors = int(driver.call("cuDeviceGetAttribute", PROCESSORS_ATTRIBUTE, driver.device))
-        self._blocks = processors * BLOCKS_PER_PROCESSOR
+        self._blocks = processors * blocks_per_processor
         self._tables: dict[int, int] = {}
 
     def copy(

@@ -7,6 +7,7 @@ next.
 """
 
 from collections.abc import Callable, Sequence
+from operator import sub
 from typing import NamedTuple, Protocol
 
 from directory.core.ids import HOST
@@ -96,7 +97,8 @@ class Spread:
         # segment takes longer than moving it.
         self.few = not first.merges and len(first.chunks) < ROWS_MIN
         self.pool_keys = {key for key in first.keys if key[0] != HOST}
-        self.segments: dict[int, tuple[int, int]] = {}
+        self.bases: dict[int, int] = {}  # address of each segment
+        self.lasts: dict[int, int] = {}  # its last slot
         self.last_min = 1 << 62
         """The last slot of the shortest of them."""
 
@@ -108,7 +110,8 @@ class Spread:
         """Know a segment: its address, and its last slot whose bytes are in it."""
         stride, _, end = span
         last = (memory.nbytes - 1 - end) // stride
-        self.segments[number] = memory.address, last
+        self.bases[number] = memory.address
+        self.lasts[number] = last
         self.last_min = min(self.last_min, last)
         if memory.chunk_bytes:
             self.plain = False
@@ -185,9 +188,11 @@ class Shapes:
             slots, others = others, slots
         spread = self._spread(batch, slots[0] >> SEGMENT_SHIFT)
         numbers = {slot >> SEGMENT_SHIFT for slot in slots}
-        for number in numbers.difference(spread.segments):
+        for number in numbers.difference(spread.bases):
             spread.add(number, self._memory((HOST, number)), _host_span(batch))
         many = len(slots) >= ROWS_MIN * len(numbers) and not spread.few
+        if many and spread.first.merges:  # nothing can be merged where few slots follow one another
+            many = 2 * list(map(sub, slots[1:], slots)).count(1) >= len(slots)
         if not spread.plain or many:
             for part in batch.by_segment():
                 self.add(part, work)
@@ -195,13 +200,15 @@ class Shapes:
         pool = batch.source if side else batch.target
         _check(pool, max(others), spread.pool_last(side))
         stride = chunk.target_stride if side else chunk.source_stride
-        segments = spread.segments
-        if max(map(INDEX_MASK.__and__, slots)) > spread.last_min:
+        indices = [slot & INDEX_MASK for slot in slots]
+        if max(indices) > spread.last_min:
             for slot in slots:
-                if slot & INDEX_MASK > (last := segments[slot >> SEGMENT_SHIFT][1]):
+                if slot & INDEX_MASK > (last := spread.lasts[slot >> SEGMENT_SHIFT]):
                     _check(HOST, slot, last)
+        bases = spread.bases
         starts = [
-            segments[slot >> SEGMENT_SHIFT][0] + (slot & INDEX_MASK) * stride for slot in slots
+            bases[slot >> SEGMENT_SHIFT] + index * stride
+            for slot, index in zip(slots, indices, strict=True)
         ]
         work.direction = spread.first.direction
         work.keys |= spread.pool_keys

@@ -172,6 +172,10 @@ def add_spread(
 
 def _extend(onto: "array[int]", offsets: Sequence[int], stride: int, pages: Sequence[int]) -> None:
     """Addresses of all offsets in every page."""
+    if len(offsets) == 1:
+        at = offsets[0]
+        onto.extend([page * stride + at for page in pages])
+        return
     if len(offsets) < FEW:
         onto.extend([base + at for page in pages for base in (page * stride,) for at in offsets])
         return

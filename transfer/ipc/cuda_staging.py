@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from directory.core.errors import LayoutError
 from transfer.device.cuda_kernel import PageKernel, moves
@@ -23,6 +23,9 @@ from transfer.ipc.stage_ring import DONE, StageRequest, StageRing, check_request
 from transfer.layout import BufferLayout, PoolLayout
 from transfer.plan import Chunk
 
+BLOCKS_PER_PROCESSOR: Final = 1
+"""Few pieces at a time: 16 MiB of pages of 2 KiB a chunk, which lie all over the pool, take the GPU
+49 us, with eight times as many 78; and the engine's own kernels find room beside it."""
 STREAM_NON_BLOCKING = 1
 PLACED_MAX = 4_096
 
@@ -48,20 +51,29 @@ class CudaSlab:
         self._driver = driver
         self._layout = layout
         self._addresses = list(addresses)
-        self._kernel = PageKernel(driver)
-        self._stream = driver.call("cuStreamCreate", STREAM_NON_BLOCKING)
+        self._kernel = PageKernel(driver, BLOCKS_PER_PROCESSOR)
+        # Streams of one priority share the hardware's queues once there are many: behind a forward
+        # pass that waits for the very layer that is to be unpacked here, nothing would ever land.
+        _, highest = driver.call("cuCtxGetStreamPriorityRange")
+        create = "cuStreamCreateWithPriority"
+        self._stream = driver.call(create, STREAM_NON_BLOCKING, int(highest))
         self._kernel.prepare(self._stream)
         self.nbytes = nbytes
         self._address = int(driver.call("cuMemAlloc", nbytes))
-        self._exported: Exported | None = export_tensor(
-            driver,
-            data_ptr=self._address,
-            nbytes=nbytes,
-            shape=(nbytes,),
-            strides=(1,),
-            itemsize=1,
-            device=driver.uuid,
-        )
+        self._exported: Exported | None = None
+        try:
+            self._exported = export_tensor(
+                driver,
+                data_ptr=self._address,
+                nbytes=nbytes,
+                shape=(nbytes,),
+                strides=(1,),
+                itemsize=1,
+                device=driver.uuid,
+            )
+        except BaseException:
+            driver.call("cuMemFree", self._address)
+            raise
 
     @property
     def handle(self) -> MemoryHandle:

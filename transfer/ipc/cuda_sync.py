@@ -44,7 +44,11 @@ class RegisteredTable:
         nbytes = -(-table.mapping.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP
         driver.call("cuMemHostRegister", self._host, nbytes, flags)
-        self._device = int(driver.call("cuMemHostGetDevicePointer", self._host, 0))
+        try:
+            self._device = int(driver.call("cuMemHostGetDevicePointer", self._host, 0))
+        except BaseException:  # else it stays registered when it is unmapped
+            driver.call("cuMemHostUnregister", self._host)
+            raise
         self.count = len(table)
         self._closed = False
 

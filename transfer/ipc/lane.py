@@ -18,6 +18,7 @@ from directory.core.errors import ProtocolError
 from directory.core.limits import MESSAGE_BYTES_MAX
 
 HEADER: Final = struct.Struct("<I")
+_length = HEADER.unpack_from
 BUFFER_BYTES: Final = 256 * 1024
 QUEUED_BYTES_MAX: Final = 4 * MESSAGE_BYTES_MAX
 HELD_BYTES_MAX: Final = 64 * 1024
@@ -42,6 +43,8 @@ class FrameLane:
         self._unsent_bytes = 0
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self.held_lost = 0
+        """Frames that were to be sent together with others and could not be."""
 
     @classmethod
     def pair(cls) -> tuple[FrameLane, socket.socket]:
@@ -80,10 +83,13 @@ class FrameLane:
         """Send what is held; False where it cannot be, and all of it is lost."""
         if not self._held:
             return True
-        data = b"".join(self._held)
+        data, held = b"".join(self._held), len(self._held) // 2
         self._held.clear()
         self._held_bytes = 0
-        return self._send_data(data)
+        sent = self._send_data(data)
+        if not sent:
+            self.held_lost += held
+        return sent
 
     def send(self, frame: bytes) -> bool:
         """Send now, or as soon as the peer reads; False where it cannot be, and nothing was sent.
@@ -145,6 +151,10 @@ class FrameLane:
             raise LaneOver(f"the lane cannot be read: {error}") from None
         if not count:
             raise LaneOver("the peer has closed the lane")
+        if not filled and count > HEADER.size:
+            end = HEADER.size + _length(self._buffer)[0]
+            if end == count:  # one frame, and nothing else, as nearly always
+                return [bytes(self._buffer[HEADER.size : end])]
         return self._cut(filled + count)
 
     def close(self) -> None:
@@ -161,7 +171,7 @@ class FrameLane:
         frames: list[bytes] = []
         buffer, start = self._buffer, 0
         while filled - start >= HEADER.size:
-            (length,) = HEADER.unpack_from(buffer, start)
+            (length,) = _length(buffer, start)
             if length > MESSAGE_BYTES_MAX:
                 raise LaneOver(f"a frame of {length} bytes, at most {MESSAGE_BYTES_MAX}")
             end = start + HEADER.size + length

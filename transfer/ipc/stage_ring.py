@@ -26,6 +26,8 @@ ENTRIES: Final = 16
 NUMBER_MAX: Final = 1 << 62
 PAGES_MAX: Final = 2_048
 """Pages of one request."""
+PART_ALIGNMENT: Final = 512
+"""Where rows begin: a kernel that is given any other address ends its whole context."""
 HEAD, DONE, ENTRIES_AT = 0, 1, 2
 NUMBER, PACK, LAYERS, OFFSET, ROW_BYTES, COUNT, FAILED, PAGES_AT = range(8)
 ENTRY_WORDS: Final = PAGES_AT + PAGES_MAX * 4 // COUNTER_BYTES
@@ -145,6 +147,8 @@ def check_request(request: StageRequest, layout: PoolLayout, slab_bytes: int) ->
     buffers = staged_buffers(layout, request.first_layer, request.layers)
     if request.row_bytes != sum(buffer.chunk_bytes for buffer in buffers):
         raise LayoutError(f"rows of {request.row_bytes} bytes are not what these layers have")
+    if request.offset % PART_ALIGNMENT:
+        raise LayoutError(f"rows from byte {request.offset}, not a multiple of {PART_ALIGNMENT}")
     end = request.offset + request.row_bytes * len(request.pages)
     if end > slab_bytes:
         raise LayoutError(f"rows up to byte {end} of a slab of {slab_bytes}")

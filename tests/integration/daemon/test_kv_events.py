@@ -153,8 +153,21 @@ def test_a_stopped_publisher_does_not_keep_a_client_waiting(telling: DaemonProce
             listener.until(lambda blocks: len(blocks) == 60)
 
 
-def test_a_daemon_that_ends_takes_its_publisher_along(telling: DaemonProcess) -> None:
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Whether a process ignores a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return bool(int(fields["SigIgn"], 16) & 1 << (number - 1))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_daemon_that_ends_takes_its_publisher_along(
+    telling: DaemonProcess, stopped: bool
+) -> None:
     pid = publisher_of(telling)
+    wait_until(lambda: ignores(pid, signal.SIGTERM))  # which it does once it is tied to its daemon
+    if stopped:  # it cannot notice anything itself
+        os.kill(pid, signal.SIGSTOP)
     telling.kill()
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
@@ -246,10 +259,26 @@ def test_the_union_names_who_has_what(tmp_path: Path, base: int) -> None:
 
 def test_ports_that_are_taken_are_said_and_stop_nothing(tmp_path: Path, base: int) -> None:
     with (
-        http.server.HTTPServer(("127.0.0.1", base + 2), http.server.BaseHTTPRequestHandler),
+        http.server.HTTPServer(("127.0.0.1", base + 5), http.server.BaseHTTPRequestHandler),
         DaemonProcess(tmp_path / "rt", "--kv-events", f"tcp://127.0.0.1:{base}") as daemon,
         RawClient(daemon.runtime_dir, "a") as a,
     ):
-        publish(a, range(8), [0, 1])
-        wait_until(lambda: "no kv events" in daemon.log())
-        assert a.stats()["asked_insert"] == 1
+        streams(daemon, "a")
+        with RawClient(daemon.runtime_dir, "b") as b:
+            publish(b, range(8), [0, 1])
+            wait_until(lambda: "no kv events" in daemon.log())
+            assert b.stats()["asked_insert"] == 1
+            with Listener(streams(daemon, "a")["a"]) as of_a:
+                publish(a, range(8), [0, 1])
+                of_a.until(lambda blocks: len(blocks) == 2)
+
+
+def test_ports_of_the_first_stream_that_are_taken_stop_the_start(tmp_path: Path, base: int) -> None:
+    with (
+        http.server.HTTPServer(("127.0.0.1", base + 2), http.server.BaseHTTPRequestHandler),
+        DaemonProcess(
+            tmp_path / "rt", "--kv-events", f"tcp://127.0.0.1:{base}", wait=False
+        ) as daemon,
+    ):
+        assert daemon.process.wait(20) == 1
+        assert f"kv_events: tcp://127.0.0.1:{base + 2} cannot be had" in daemon.log()

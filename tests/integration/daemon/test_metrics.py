@@ -101,3 +101,19 @@ def test_a_daemon_that_ends_while_it_is_asked_ends(tmp_path: Path) -> None:
         assert daemon.stop() == 0
         with pytest.raises(urllib.error.URLError):
             read(url)
+
+
+def test_a_daemon_that_is_killed_takes_its_exporter_along(tmp_path: Path) -> None:
+    with DaemonProcess(tmp_path / "rt", "--metrics", "127.0.0.1:0") as daemon:
+        url = url_of(daemon)
+        read(url)
+        daemon.kill()
+
+        def refused() -> bool:
+            try:
+                read(url)
+            except OSError:
+                return True
+            return False
+
+        wait_until(refused)

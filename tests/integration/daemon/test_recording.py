@@ -2,6 +2,7 @@
 `stats`, `explain`, `report`, `tree` and Prometheus say the same."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,36 @@ def test_record_makes_a_trace_of_what_ended_and_replay_can_read_it(tmp_path: Pat
     assert simulated["hit_blocks"] == 2
 
 
+def test_a_log_without_a_request_is_nothing_recorded_and_nothing_to_explain(
+    tmp_path: Path,
+) -> None:
+    runtime_dir, out = tmp_path / "rt", tmp_path / "out.jsonl"
+    with DaemonProcess(runtime_dir, "--access-log", "on"):
+        recorded = run("record", out, "--seconds", "0", "--runtime-dir", runtime_dir)
+        explained = run("explain", "--runtime-dir", runtime_dir)
+    assert (recorded.exit_code, explained.exit_code) == (1, 2)
+    assert "nothing was recorded" in recorded.output
+    assert "has no request yet" in explained.output
+
+
+@pytest.mark.parametrize("name", ["nowhere/out.jsonl", "nowhere/out.csv", "folder/out.parquet"])
+def test_what_cannot_be_written_is_said_before_the_recording(tmp_path: Path, name: str) -> None:
+    runtime_dir = tmp_path / "rt"
+    with DaemonProcess(runtime_dir, "--access-log", "on"):
+        began = time.monotonic()
+        done = run("record", tmp_path / name, "--seconds", "90", "--runtime-dir", runtime_dir)
+        assert time.monotonic() - began < 45
+    assert done.exit_code == 2, done.output
+
+
+def test_a_picture_that_cannot_be_written_is_said_before_the_first_look(tmp_path: Path) -> None:
+    svg = tmp_path / "nowhere" / "top.svg"
+    done = run("top", "--count", "1", "--svg", svg, "--runtime-dir", tmp_path / "rt")
+    assert done.exit_code == 2
+    assert str(svg) in done.output
+    assert "no daemon listens" not in done.output
+
+
 @pytest.mark.parametrize("command", ["stats", "top", "tree", "record", "explain"])
 def test_without_a_daemon_each_command_says_so_and_leaves_with_2(
     tmp_path: Path, command: str
@@ -288,6 +319,7 @@ def test_without_a_daemon_each_command_says_so_and_leaves_with_2(
     done = run(command, *arguments, "--runtime-dir", tmp_path / "nowhere")
     assert done.exit_code == 2
     assert "no daemon listens at" in done.output
+    assert f"`treecored serve --runtime-dir {tmp_path / 'nowhere'}`" in done.output
 
 
 def test_a_folder_that_cannot_be_written_to_stops_the_start(tmp_path: Path) -> None:

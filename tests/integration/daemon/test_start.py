@@ -66,6 +66,18 @@ def test_folder_and_sockets_are_the_users_alone(daemon: DaemonProcess) -> None:
         assert (daemon.runtime_dir / name).stat().st_mode & 0o077 == 0
 
 
+def test_a_gpu_without_what_it_needs_stops_the_start_with_the_cure(tmp_path: Path) -> None:
+    device = "cuda:GPU-12345678-9abc-def0-1234-56789abcdef0"
+    with DaemonProcess(tmp_path / "rt", "--device", device, wait=False) as daemon:
+        assert daemon.process.wait(20) == 1
+        log = daemon.log()
+    reason = log[log.index("not started") :]
+    # Without the bindings the start stops at once; with them the mover's last word is the reason.
+    assert "treecored[cuda]" in reason or "GPU" in reason or "driver" in reason
+    assert "Traceback" not in log
+    assert "closed the channel" not in reason
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_it_in_order_within_two_seconds(
     daemon: DaemonProcess, how: signal.Signals

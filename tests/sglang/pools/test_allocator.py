@@ -13,7 +13,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed in this environmen
 import torch
 
 from directory.core.errors import InternalError
-from scheduler_shim.sglang.allocator import NamedAllocator
+from scheduler_shim.sglang.allocator import NamedAllocator, give_back
 from scheduler_shim.sglang.names import PageNames
 from tests.sglang.pools.support import allocator_of, mha
 
@@ -133,3 +133,29 @@ def test_a_page_that_sglang_freed_behind_our_back_is_found(
 def test_pages_of_another_size_are_refused() -> None:
     with pytest.raises(InternalError, match="pages of 4 tokens, named are pages of 2"):
         NamedAllocator(PageNames(4, 2, "cpu"), allocator_of(mha(16, 4)))
+
+
+@pytest.mark.parametrize("need_sort", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_pages_go_back_where_sglangs_own_search_would_put_them(
+    page_size: int, grouped: bool, need_sort: bool
+) -> None:
+    one, other = (allocator_of(mha(PAGES * page_size, page_size)) for _ in range(2))
+    for each in (one, other):
+        each.need_sort = need_sort
+        slots = each.alloc(5 * page_size)
+        if grouped:
+            each.free_group_begin()
+        if each is one:
+            give_back(each, (slots // page_size)[::page_size])
+        else:
+            each.free(slots)
+        if grouped:
+            each.free_group_end()
+    assert one.available_size() == other.available_size() == PAGES * page_size
+    for name in ("free_pages", "release_pages"):
+        mine, theirs = (getattr(each, name, None) for each in (one, other))
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            assert sorted(mine.tolist()) == sorted(theirs.tolist())

@@ -55,6 +55,18 @@ def test_what_was_inserted_is_matched(mirror: Mirror) -> None:
     assert mirror.match(NamespaceKey(cache_salt=""), tokens(1)).page_count == 0
 
 
+def test_what_was_found_whole_is_not_looked_up_again_as_long_as_its_end_is_there(
+    mirror: Mirror,
+) -> None:
+    insert(mirror, tokens(1, 2, 3), 5, 6, 7)
+    whole, part = mirror.match(KEY, tokens(1, 2, 3)), mirror.match(KEY, tokens(1, 2, 3, 4))
+    insert(mirror, tokens(1, 2, 3, 4), 5, 6, 7, 4)
+    assert mirror.match(KEY, tokens(1, 2, 3), whole) is whole
+    assert mirror.match(KEY, tokens(1, 2, 3, 4), part).page_count == 4
+    mirror.evict(2)
+    assert mirror.match(KEY, tokens(1, 2, 3), whole).page_count == 2
+
+
 def test_a_report_names_the_canonical_pages_and_no_span_without_new_ones(mirror: Mirror) -> None:
     first = insert(mirror, tokens(1, 2), 5, 6)
     assert (first.report.span, first.report.pages) == (1, pack_pages([5, 6]))

@@ -1,11 +1,23 @@
 """How long a step of republication may take, by the clock of the links."""
 
+import itertools
 from itertools import pairwise
 
 import pytest
 
 from directory.core.events import Insert
-from scheduler_shim.republish import BATCH_SHARE, BATCH_US_MIN, SPANS_PER_BATCH_MAX, Republisher
+from directory.core.namespace import NamespaceKey
+from directory.core.tokens import pack_pages
+from scheduler_shim.own_tree import MirroredTree
+from scheduler_shim.republish import (
+    BATCH_SHARE,
+    BATCH_US_MAX,
+    BATCH_US_MIN,
+    SLOTS_A_LOOK,
+    SPANS_PER_BATCH_MAX,
+    WAITS,
+    Republisher,
+)
 from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, tokens
 
 
@@ -22,8 +34,8 @@ def test_a_batch_takes_no_longer_than_its_share_of_a_schedulers_time(
     daemon.restart()
     say = Republisher._say
 
-    def slowly(self: Republisher, report: Insert) -> None:
-        say(self, report)
+    def slowly(self: Republisher, report: Insert, fresh: int) -> None:
+        say(self, report, fresh)
         daemon.clock_us += BATCH_US_MIN // 2
 
     monkeypatch.setattr(Republisher, "_say", slowly)
@@ -39,11 +51,11 @@ def test_a_batch_takes_no_longer_than_its_share_of_a_schedulers_time(
     assert said[-1] == count
 
 
-def test_one_long_wait_makes_no_batch_longer_and_a_habit_of_them_does(
+def test_long_waits_make_no_batch_longer_unless_there_is_no_short_one(
     cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else had the core for once; that is no reason to hold the next step up."""
-    count = SPANS_PER_BATCH_MAX
+    """Somebody else had the core now and then; that is no reason to hold the next step up."""
+    count = 2 * SPANS_PER_BATCH_MAX
     node = cluster.add("a", "mirrored", page_count=2 * count)
     daemon.die()
     node.tick()
@@ -54,20 +66,91 @@ def test_one_long_wait_makes_no_batch_longer_and_a_habit_of_them_does(
     say = Republisher._say
     said: list[int] = []
 
-    def slowly(self: Republisher, report: Insert) -> None:
-        say(self, report)
+    def slowly(self: Republisher, report: Insert, fresh: int) -> None:
+        say(self, report, fresh)
         said[-1] += 1
         daemon.clock_us += BATCH_US_MIN // 2
 
     monkeypatch.setattr(Republisher, "_say", slowly)
     long_us = BATCH_SHARE * 4 * BATCH_US_MIN  # a share of four of the shortest batches
+    short = 2 * WAITS
     while node.scheduler.client is None:
         said.append(0)
-        begun = sum(said) > 0
-        waited = len(said) % 4 in (0, 1) if begun else False
+        steps = [step for step in said if step]
+        waited = len(steps) >= short or (steps and len(steps) % WAITS)
         daemon.clock_us += long_us if waited else BATCH_US_MIN
         node.tick()
         daemon.run()
     steps = [step for step in said if step]
     assert sum(steps) == count
-    assert set(steps[:-1]) == {2, 8}, "after one long wait as always, after the second one more"
+    assert set(steps[:short]) == {2}, "there was a short one among the last ones"
+    assert set(steps[short:-1]) == {8}
+
+
+def _begun(cluster: Cluster, daemon: FakeDaemon, *spans: int, pages: int) -> Republisher:
+    """A pool with spans of a page, and a new daemon that is to be told of them."""
+    node = cluster.add("a", "mirrored", page_count=pages)
+    daemon.die()
+    node.tick()
+    for number in spans:
+        node.scheduler.submit(number, tokens(number))
+        while not node.scheduler.tick():
+            pass
+    daemon.restart()
+    tree = node.scheduler.room.tree
+    assert isinstance(tree, MirroredTree)
+    client, _ = daemon.connect(node.pool, instance="a")
+    tree.returning = Republisher(tree.mirror, client, thin=False)
+    return tree.returning
+
+
+def test_slots_without_a_span_are_passed_over_a_few_at_a_time(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool was full once, and all but its last span are gone; no step looks at all of it."""
+    count = 40 * SLOTS_A_LOOK
+    republisher = _begun(cluster, daemon, *range(count), pages=count)
+    (node,) = cluster.nodes
+    assert node.scheduler.room.evict(count - 1) == count - 1
+    assert list(republisher.mirror.pool.spans) == [count]
+    clock = itertools.count(daemon.clock_us, BATCH_US_MAX)  # time is over at every look
+    monkeypatch.setattr(republisher.client, "now_us", lambda: next(clock))
+    steps = 0
+    while not republisher.done:
+        republisher.batch()
+        steps += 1
+    assert steps == count // SLOTS_A_LOOK
+    assert republisher.spans_said == 1
+
+
+def test_a_span_that_comes_in_a_slot_from_before_waits_for_no_other_round(
+    cluster: Cluster, daemon: FakeDaemon
+) -> None:
+    republisher = _begun(cluster, daemon, 1, 2, 3, pages=8 * SLOTS_A_LOOK)
+    (node,) = cluster.nodes
+    republisher.batch()
+    assert republisher.done
+    node.scheduler.flush()
+    node.scheduler.submit(4, tokens(4))
+    node.scheduler.tick()
+    assert list(republisher.mirror.pool.spans) == [1]
+    assert republisher._left == 1
+    republisher.batch()
+    assert republisher.done
+    daemon.run()
+    assert [body.span for body in daemon.heard if isinstance(body, Insert)] == [1, 2, 3, 1]
+
+
+def test_a_span_of_which_nobody_has_told_is_said_all_the_same(
+    cluster: Cluster, daemon: FakeDaemon
+) -> None:
+    republisher = _begun(cluster, daemon, 1, 2, 3, pages=8 * SLOTS_A_LOOK)
+    (node,) = cluster.nodes
+    republisher.batch()
+    node.scheduler.flush()
+    republisher.mirror.insert("r", 0, NamespaceKey(), tokens(4), pack_pages([5]), (1, 1))
+    assert list(republisher.mirror.pool.spans) == [1]
+    assert republisher._left == 1
+    republisher.batch()
+    republisher.batch()
+    assert republisher.done

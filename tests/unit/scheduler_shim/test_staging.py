@@ -10,23 +10,33 @@ from directory.core.errors import LayoutError, TransferError
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.renamed import RenamedPool
 from scheduler_shim.room import Room
-from scheduler_shim.staging import SETTLE_S_MAX, HostPacker, SharedSlab, Stager, Staging
-from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
+from scheduler_shim.staging import (
+    CLOSE_S_MAX,
+    REST_EVERY_S,
+    SETTLE_S_MAX,
+    HostPacker,
+    SharedSlab,
+    Stager,
+    Staging,
+)
+from transfer.ipc.memory import MEMFD, MemoryHandle, SharedMapping, SharedMemoryIPC
 from transfer.ipc.stage_ring import STAGE_BELOW_BYTES, StageRequest, StageRing, wake
 from transfer.layout import PoolLayout, mha_layer_first
 
-LAYOUT = mha_layer_first(layers=3, page_size=2, page_count=8, heads=1, head_dim=8, itemsize=1)
+LAYOUT = mha_layer_first(layers=4, page_size=2, page_count=8, heads=1, head_dim=32, itemsize=1)
 ROW = LAYOUT.page_bytes
 DEADLINE_S = 20.0
 
 
 class SlowPacker(HostPacker):
-    """Waits for the test before it moves anything; may be told to break."""
+    """Waits for the test before it moves anything; may be told to break, and what it has queued
+    not to end."""
 
     def __init__(self, layout: PoolLayout, pool: list[memoryview], slab: memoryview) -> None:
         super().__init__(layout, pool, slab)
         self.go = threading.Semaphore(0)
-        self.broken = False
+        self.broken: Exception | None = None
+        self.unknown = False
 
     def move(self, request: StageRequest) -> None:
         assert self.go.acquire(timeout=DEADLINE_S)
@@ -34,8 +44,12 @@ class SlowPacker(HostPacker):
 
     def signal(self, ring: StageRing, number: int) -> None:
         if self.broken:
-            raise TransferError("the device is gone")
+            raise self.broken
         super().signal(ring, number)
+
+    def finish(self) -> None:
+        if self.unknown:
+            raise TransferError("nobody can say")
 
 
 class Scene:
@@ -77,8 +91,9 @@ class Scene:
 
     def close(self) -> None:
         self.packer.go.release(100)
-        self.stager.close()
-        self.stager.close()
+        self.packer.unknown = False
+        for _ in range(2):
+            assert self.stager.close()
 
 
 @pytest.fixture
@@ -98,9 +113,9 @@ def test_pages_go_into_rows_and_rows_into_pages(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "offset"), [([8], 0), ([0], 4 * ROW), ([0, 1], 3 * ROW)], ids=str
+    ("pages", "offset"), [([8], 0), ([0], 4 * ROW), ([0, 1], 3 * ROW), ([0], 1), ([0], 16)], ids=str
 )
-def test_a_request_beyond_pool_or_slab_fails_and_the_next_is_carried_out(
+def test_a_request_that_is_not_within_pool_and_slab_fails_and_the_next_is_carried_out(
     scene: Scene, pages: list[int], offset: int
 ) -> None:
     before = bytes(scene.slab.view), [scene.page(n) for n in range(8)]
@@ -134,11 +149,108 @@ def test_settling_does_not_wait_for_ever(scene: Scene) -> None:
     assert scene.done(1)
 
 
-def test_settling_does_not_wait_for_a_stager_that_has_ended(scene: Scene) -> None:
-    scene.packer.broken = True
+@pytest.mark.parametrize("error", [TransferError("the device is gone"), KeyError("a defect")])
+def test_a_stager_that_breaks_says_of_every_request_that_it_has_failed(
+    scene: Scene, error: Exception
+) -> None:
+    scene.packer.broken = error
     scene.post([1])
+    scene.post([2], go=False)
+    assert not scene.done(2)
+    assert scene.ring.failed(1)
+    assert not scene.done(scene.post([3], go=False)), "nor does a load that comes later wait"
     scene.stager.settle()
-    assert scene.ring.done == 0
+
+
+def test_a_stager_that_breaks_says_nothing_before_what_it_had_queued_is_over(scene: Scene) -> None:
+    scene.packer.broken, scene.packer.unknown = TransferError("the device is gone"), True
+    scene.post([1])
+    time.sleep(3 * REST_EVERY_S)
+    assert scene.ring.done == 0, "pages may still be written"
+    with pytest.raises(TransferError, match="at 0 of 1"):
+        scene.stager.settle()
+    scene.packer.unknown = False
+    assert not scene.done(1)
+
+
+def test_a_stager_whose_last_work_is_unknown_keeps_its_ring_and_its_slab(scene: Scene) -> None:
+    scene.packer.broken, scene.packer.unknown = TransferError("the device is gone"), True
+    scene.post([1])
+    time.sleep(2 * REST_EVERY_S)
+    began = time.monotonic()
+    assert not scene.stager.close()
+    assert time.monotonic() - began < 2 * CLOSE_S_MAX
+    with pytest.raises(TransferError):
+        scene.stager.settle()
+    scene.packer.unknown = False
+    scene.stager._at_rest = True  # as a later look would find
+
+
+def test_a_registration_does_not_wait_for_ever_for_the_stager_of_the_last_one() -> None:
+    slab = HeldSlab()
+    staging = Staging(LAYOUT, slab)
+    assert staging.begin(STAGE_BELOW_BYTES)
+    ring = StageRing.take_over(SharedMemoryIPC(), staging.fds[0])
+    ring.post(1, StageRequest(True, 0, 0, 0, ROW, [1]))
+    wake(staging.fds[1])
+    while not slab.made.entered.is_set():
+        time.sleep(0.001)
+    began = time.monotonic()
+    assert not staging.begin(STAGE_BELOW_BYTES), "it still moves bytes: this one has no slab"
+    staging.close()
+    assert time.monotonic() - began < 4 * CLOSE_S_MAX
+    assert slab.closings == 0, "its memory is still used"
+    with pytest.raises(TransferError):
+        staging.settle()
+    slab.made.go.set()
+    assert staging.begin(STAGE_BELOW_BYTES), "and the next one has it again"
+    assert staging.requests == 1
+    staging.settle()
+    staging.close()
+    assert slab.closings == 1
+    ring.close()
+
+
+class HeldPacker:
+    """Moves nothing, and is not done with a request before the test lets it go."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def begin(self) -> None:
+        """Any thread can."""
+
+    def move(self, request: StageRequest) -> None:
+        self.entered.set()
+        assert self.go.wait(DEADLINE_S)
+
+    def signal(self, ring: StageRing, number: int) -> None:
+        ring.finish(number)
+
+    def finish(self) -> None:
+        """It is done."""
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+class HeldSlab:
+    """A slab of such a packer, without memory."""
+
+    nbytes = 4 * ROW
+    handle = MemoryHandle(MEMFD, 4 * ROW, "", b"")
+    fds: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.made = HeldPacker()
+        self.closings = 0
+
+    def packer(self, ring: StageRing) -> HeldPacker:
+        del ring
+        return self.made
+
+    def close(self) -> None:
+        self.closings += 1
 
 
 def test_what_is_posted_after_the_end_is_never_carried_out(scene: Scene) -> None:

@@ -1,5 +1,6 @@
 """A real mover process: copies between real processes' memory, death in every direction."""
 
+import errno
 import os
 import select
 import signal
@@ -281,3 +282,19 @@ def wait_for_death_signal(pid: int) -> None:
         if int(fields["SigIgn"], 16) & 1 << (signal.SIGINT - 1):
             return
     raise AssertionError("the mover did not come up")
+
+
+def test_a_mover_whose_death_nobody_could_see_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def no_more(pid: int, *_: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "pidfd_open", no_more)
+    with pytest.raises(OSError, match="Too many"):
+        MoverHandle.spawn()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], 0)
+    assert len(os.listdir("/proc/self/fd")) == before

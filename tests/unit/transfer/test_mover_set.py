@@ -1,5 +1,6 @@
 """Several movers as one: homes, reach, copies that nobody can carry, and common ends."""
 
+import errno
 import os
 import select
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from transfer.imports import STAGE_FDS
 from transfer.ipc.channel import ChannelClosed
 from transfer.ipc.memory import MEMFD, MemoryHandle
 from transfer.messages import Imported, Pong, Ready, Released, Reply, TierOpened
+from transfer.mover_handle import MoverHandle
 from transfer.mover_set import MoverSet
 
 LAYOUT = small_layout()
@@ -336,3 +338,29 @@ def test_two_real_movers_share_a_tier_and_copy_between_their_pools() -> None:
         for pool in pools.values():
             pool.close()
         tier.close()
+
+
+@pytest.mark.parametrize("at", ["event", "watch"])
+def test_a_set_that_cannot_be_made_leaves_nothing_open_and_nobody_running(
+    monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def no_more(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    movers = [Pretended(n) for n in range(2)]
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        if at == "event":
+            patched.setattr(os, "eventfd", no_more)
+        else:
+            patched.setattr(Pretended, "fileno", no_more)
+        left = iter(movers)
+        patched.setattr(MoverHandle, "spawn", lambda *_, **__: next(left))
+        with pytest.raises(OSError, match="Too many"):
+            MoverSet(movers)  # type: ignore[arg-type]
+        assert not any(mover.closed for mover in movers), "they are the caller's still"
+        assert len(os.listdir("/proc/self/fd")) == before
+        with pytest.raises(OSError, match="Too many"):
+            MoverSet.spawn("cuda:GPU-0,cuda:GPU-1")
+    assert all(mover.closed for mover in movers)
+    assert len(os.listdir("/proc/self/fd")) == before - 4

@@ -12,7 +12,7 @@ from directory.core.actions import CopyPart
 from directory.core.errors import LayoutError
 from tests.unit.transfer.support import HOST, packed, part, slot, small_layout
 from transfer import plan as module
-from transfer.host_tier import TierShape
+from transfer.host_tier import SEGMENT_SHIFT, TierShape
 from transfer.layout import PoolLayout, mha_layer_first, mla, page_first
 from transfer.plan import ChunkCache, MemoryKey, Range, RangeBatch, Shard, forget, plan, slices
 
@@ -238,6 +238,25 @@ def test_slots_of_several_shards_are_fewer_and_one_beyond_is_refused() -> None:
     assert list(plan([part(1, [0], HOST, [3])], {1: layout}, tier, None, shard))
     with pytest.raises(LayoutError, match="not in the tier"):
         plan([part(1, [0], HOST, [4])], {1: layout}, tier, None, shard)
+
+
+@pytest.mark.parametrize(
+    ("segment", "index", "there"),
+    [(0, 3, True), (0, 4, False), (1, 1, True), (1, 2, False), (1, 3, False), (2, 0, False)],
+)
+def test_a_shorter_last_segment_has_fewer_slots_and_the_others_have_theirs(
+    segment: int, index: int, there: bool
+) -> None:
+    layout = small_layout(PAGES)
+    size = layout.page_bytes
+    tier = TierShape(6 * size, 4 * size)
+    slots = [2, 1 << SEGMENT_SHIFT, segment << SEGMENT_SHIFT | index]
+    request = part(1, range(3), HOST, slots)
+    if there:
+        assert list(plan([request], {1: layout}, tier))
+    else:
+        with pytest.raises(LayoutError, match="not in the tier"):
+            plan([request], {1: layout}, tier)
 
 
 def test_ranges_are_made_as_they_are_taken_and_pages_are_checked_before(

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from directory.core.errors import ImportFailed
 from directory.core.events import CopyDone
@@ -21,11 +23,15 @@ from tests.unit.transfer.staged import (
     load,
 )
 from tests.unit.transfer.support import HOST, copy, part, slot
+from transfer.copies import CopyState
 from transfer.device.fake import FakePageDevice
 from transfer.engine import Engine, PoolReleased
 from transfer.imports import ImportedPool
 from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.stage_ring import ENTRIES, HEAD
+from transfer.pages import PageBatch, Pattern
+from transfer.plan import Chunk
+from transfer.staging import PACKED_WITHIN_US, by_slot
 
 
 @pytest.fixture
@@ -322,3 +328,50 @@ def test_a_ring_whose_counters_no_ring_has_is_not_taken_over(head: int, done: in
     with pytest.raises(ImportFailed, match="requests"):
         pool.import_as(1)
     pool.close()
+
+
+@scenes({"own": TOGETHER, "lane_submissions_max": 8, "submissions_max": 16})
+def test_what_is_packed_goes_before_another_backup_begins(scene: Scene) -> None:
+    def states() -> list[CopyState]:
+        return [scene.engine._copies[op].state for op in (1, 2, 3)]
+
+    scene.submit(
+        *(backup(op, range(3 * op, 3 * op + 3), range(3 * op, 3 * op + 3)) for op in (1, 2, 3))
+    )
+    scene.step()
+    assert states() == [CopyState.RUNNING, CopyState.READY, CopyState.READY]
+    scene.stage()
+    assert scene.device.in_flight == 3, "the bus has work, behind which the next one begins"
+    assert states() == [CopyState.RUNNING, CopyState.RUNNING, CopyState.READY], "one at a time"
+    assert scene.finish() == [(1, "ok"), (2, "ok"), (3, "ok")]
+
+
+@scenes({"fence_deadline_us": 5 * PACKED_WITHIN_US})
+def test_a_scheduler_that_hangs_keeps_no_other_pool_from_beginning(scene: Scene) -> None:
+    scene.submit(backup(1, range(2), range(2)))
+    scene.step()
+    other = copy(2, "backup", part(2, [3], HOST, [slot(9)]))
+    scene.submit(other)
+    scene.step()
+    assert scene.device.in_flight == 0
+    assert not scene.rests(), "it looks again at once"
+    scene.now_us += PACKED_WITHIN_US
+    scene.step()
+    assert scene.device.in_flight == 1
+    assert scene.finish() == [(2, "ok"), (1, "ok")]
+
+
+@given(st.permutations(range(40)), st.integers(0, 40), st.integers(1, 5))
+def test_a_backup_goes_in_the_order_of_its_slots_behind_its_first_slice(
+    slots: list[int], count: int, pages_a_part: int
+) -> None:
+    stops = slots[: max(1, count)]
+    starts = [(7 * stop + 3) % 40 for stop in stops]
+    pattern = Pattern([Chunk(0, 0, 64, 0, 0, 64, 64)])
+    batch = PageBatch(1, HOST, None, pattern, starts, stops)
+    found = list(by_slot([batch], pages_a_part * 64 + 63))
+    assert list(found[0].target_pages) == stops[:pages_a_part], "the first is not waited for"
+    rest = [stop for piece in found[1:] for stop in piece.target_pages]
+    assert rest == sorted(stops[pages_a_part:])
+    pairs = [p for piece in found for p in zip(piece.source_pages, piece.target_pages, strict=True)]
+    assert sorted(pairs) == sorted(zip(starts, stops, strict=True)), "each to its own slot"

@@ -149,6 +149,15 @@ def test_a_device_that_is_not_there_is_a_problem_that_names_those_there_are() ->
     assert (found.state, found.cure) == ("problem", "choose one of cuda:GPU-1, cuda:GPU-2")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:left"])
+def test_a_daemon_that_is_to_drive_the_cpu_beside_gpus_is_a_problem(device: str) -> None:
+    found = line(changed(device=device), "device")
+    assert (found.state, "share nothing" in found.text) == ("problem", True)
+    assert "--device cuda:GPU-1,cuda:GPU-2" in found.cure
+    unknown = changed(device="cpu", settings_problem="there is no setting 'x'")
+    assert "device" not in [each.topic for each in judge(unknown)], "nobody knows what is wanted"
+
+
 @pytest.mark.parametrize("devices", ["cuda:GPU-2,cuda:GPU-9", "cuda:GPU-9,cuda:GPU-1"])
 def test_of_several_devices_the_one_that_is_not_there_is_named(devices: str) -> None:
     found = line(changed(device=devices), "device")

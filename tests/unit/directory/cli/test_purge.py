@@ -24,7 +24,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shm"
     folder.mkdir()
     monkeypatch.setattr(tier_folder, "SHARED_MEMORY", folder)
-    monkeypatch.setenv("TREECORED_RUNTIME_DIR", str(tmp_path / "default"))
+    monkeypatch.setenv("TREECORED_RUNTIME_DIR", str(tmp_path / "rt"))
     return folder
 
 
@@ -85,11 +85,34 @@ def test_without_yes_it_lists_and_removes_nothing(shared: Path, tmp_path: Path) 
     )
 
 
-def test_with_yes_the_tiers_of_dead_daemons_are_gone(shared: Path, tmp_path: Path) -> None:
-    paths = [left(tmp_path / name) for name in ("one", "two")]
+def test_with_yes_the_tier_of_its_runtime_folder_and_orphans_are_gone(
+    shared: Path, tmp_path: Path
+) -> None:
+    paths = [left(tmp_path / name) for name in ("rt", "gone")]
+    (tmp_path / "gone").rmdir()
     assert purge("--yes").exit_code == 0
     assert not any(path.exists() for path in paths)
     assert "no host tier is kept" in purge("--yes").output
+
+
+def test_what_is_kept_for_another_runtime_folder_goes_with_all_alone(
+    shared: Path, tmp_path: Path
+) -> None:
+    paths = [left(tmp_path / name) for name in ("rt", "two")]
+    assert set(listed()) == set(map(str, paths))
+    result = purge("--yes")
+    assert result.exit_code == 0, "that is as it should be"
+    assert "kept for other runtime folders" in result.output
+    assert [path.exists() for path in paths] == [False, True]
+    assert "nothing was removed" in purge("--all").output
+    assert purge("--yes", "--all").exit_code == 0
+    assert not paths[1].exists()
+
+
+def test_all_and_a_runtime_folder_exclude_one_another(shared: Path, tmp_path: Path) -> None:
+    path = left(tmp_path / "rt")
+    assert purge("--yes", "--all", "--runtime-dir", str(tmp_path / "rt")).exit_code == 2
+    assert path.exists()
 
 
 def test_a_tier_that_a_daemon_uses_stays(shared: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from directory.cli import sglang_env as module
 from directory.cli.main import app
 from directory.daemon.runtime import SESSION_NAME
-from scheduler_shim.sglang.settings import PREFIX, Settings
+from directory.protocol.variables import PREFIX
+from scheduler_shim.sglang.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,13 @@
 
 import random
 
-from directory.core.eviction import CHUNK, OUTDATED_MIN, SECOND_CLASS, EvictionOrder
+from directory.core.eviction import (
+    CHUNK,
+    ONLY_COPY_SPARED,
+    OUTDATED_MIN,
+    SECOND_CLASS,
+    EvictionOrder,
+)
 from directory.core.ids import HOST
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node, Residency, Space
@@ -34,7 +40,7 @@ class Leaves:
                 node.places[POOL] = Residency(POOL, ResidencyState.RESIDENT, b"", (0, 0), 1)
             else:
                 del node.places[POOL]
-        self.order.file(node, residency)
+        self.order.file(node, residency, self.nodes)
         return residency
 
     def lose(self, id_: int) -> None:
@@ -46,9 +52,9 @@ class Leaves:
         self.order.forget(residency, self.nodes)
         del self.nodes[id_]
 
-    def first(self) -> int | None:
+    def first(self, now: int = 0) -> int | None:
         """Which one goes first."""
-        node = self.order.first(self.nodes)
+        node = self.order.first(self.nodes, now)
         return None if node is None else node.id
 
     def check(self) -> None:
@@ -60,16 +66,23 @@ class Leaves:
         assert len(listed) == self.order.count == filed + self.order.outdated
 
 
-def test_at_the_host_the_class_goes_before_the_tick() -> None:
+def test_at_the_host_an_only_copy_outlives_mirrors_that_are_not_much_younger() -> None:
     leaves = Leaves(HOST)
-    for node, tick, mirror in [(1, 1, False), (2, 9, True), (3, 2, True)]:
-        leaves.use(node, tick, mirror=mirror)
-    assert leaves.order.leaves(leaves.nodes) == [3, 2, 1]
-    assert leaves.first() == 3
-    leaves.use(1, 1, mirror=True)
-    assert leaves.first() == 1
-    leaves.use(1, 1, mirror=False)
-    assert leaves.first() == 3
+    now = 1_000
+    unit = 10
+    for node, age, mirror in [
+        (1, ONLY_COPY_SPARED * unit, False), (2, 1, True), (3, unit, True),
+        (4, ONLY_COPY_SPARED * unit + 1, False),
+    ]:  # fmt: skip
+        leaves.use(node, now - age, mirror=mirror)
+    assert leaves.first(now) == 4, "too old beside the oldest mirror"
+    assert leaves.order.leaves(leaves.nodes, now) == [4, 3, 1, 2]
+    leaves.lose(4)
+    assert leaves.first(now) == 3, "spared"
+    leaves.use(1, now - ONLY_COPY_SPARED * unit, mirror=True)
+    assert leaves.first(now) == 1, "it is a mirror now, and of those the oldest"
+    leaves.use(1, now - ONLY_COPY_SPARED * unit, mirror=False)
+    assert leaves.first(now) == 3
     leaves.check()
 
 
@@ -111,9 +124,22 @@ def test_a_node_that_came_back_does_not_go_by_its_old_entry() -> None:
     leaves.check()
 
 
-def test_the_order_is_that_of_the_keys_whatever_came_before() -> None:
+def _goes_first(keys: dict[int, int], now: int) -> int | None:
+    """By the rule itself: of the oldest of each class."""
+    mirrors = {n: key for n, key in keys.items() if key < SECOND_CLASS}
+    only = {n: key - SECOND_CLASS for n, key in keys.items() if key >= SECOND_CLASS}
+    mirror = min(mirrors, key=mirrors.__getitem__, default=None)
+    other = min(only, key=only.__getitem__, default=None)
+    if mirror is None or other is None:
+        return other if mirror is None else mirror
+    age, others_age = now - mirrors[mirror], now - only[other]
+    return other if others_age > ONLY_COPY_SPARED * age else mirror
+
+
+def test_the_order_is_that_of_the_rule_whatever_came_before() -> None:
     draw = random.Random(5)
     leaves, keys = Leaves(HOST), dict[int, int]()
+    went: set[bool] = set()
     for tick in range(1, 12_000):
         node = draw.randrange(4 * CHUNK)
         if draw.random() < 0.75:
@@ -124,16 +150,24 @@ def test_the_order_is_that_of_the_keys_whatever_came_before() -> None:
             del keys[node]
             leaves.lose(node)
         if draw.random() < 0.2:
-            assert leaves.first() == min(keys, key=keys.__getitem__, default=None)
+            first = leaves.first(tick + 1)
+            assert first == _goes_first(keys, tick + 1)
+            if first is not None:
+                went.add(keys[first] < SECOND_CLASS)
+                if draw.random() < 0.5:
+                    del keys[first]
+                    leaves.lose(first)
         if tick % 1_000 == 0:
             leaves.check()
-    assert leaves.order.leaves(leaves.nodes) == sorted(keys, key=keys.__getitem__)
-    while keys:
-        first = leaves.first()
-        assert first == min(keys, key=keys.__getitem__)
+    assert went == {True, False}
+    listed = leaves.order.leaves(leaves.nodes, 12_000)
+    for expected in listed:
+        first = leaves.first(12_000)
+        assert first == expected == _goes_first(keys, 12_000)
         leaves.lose(first)
         del keys[first]
-    assert leaves.first() is None
+    assert leaves.first(12_000) is None
+    assert not keys
 
 
 def test_what_came_and_went_leaves_no_growing_list() -> None:

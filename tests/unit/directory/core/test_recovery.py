@@ -73,12 +73,13 @@ class Past:
 
 @lru_cache(maxsize=1)
 def past() -> Past:
-    """A long history: evictions, splits, flushes, several namespaces, a log above 64 KiB."""
+    """A long history: evictions, splits, flushes, several namespaces, a log above 64 KiB. At its
+    end the tier is nearly full."""
     rng = random.Random(20)
     world = KeptWorld(host_pages=256, segment_pages=32)
     world.checked = False
     schedulers = [Scheduler(world, "a", pages=64), Scheduler(world, "b", pages=64)]
-    while len(world.keeper.logs or [b""]) < 1 or len(b"".join(world.keeper.logs)) < 80_000:
+    while len(b"".join(world.keeper.logs)) < 80_000 or world.directory.host.pages < 240:
         who = rng.choice(schedulers)
         trunk = rng.randrange(6)
         length = rng.randrange(1, 24)

@@ -7,6 +7,7 @@ import pytest
 
 from directory.daemon.config import ConfigError, Settings, load_settings
 from directory.protocol.runtime_dir import default_runtime_dir
+from directory.protocol.variables import DAEMON_VARIABLES, ENGINE_VARIABLES
 from transfer.engine_limits import EngineLimits
 
 GIB = 1024**3
@@ -98,6 +99,55 @@ def test_a_misspelled_variable_is_refused_and_not_a_default(
     monkeypatch.setenv("TREECORED_HOST_TEIR", "64GiB")
     with pytest.raises(ConfigError, match=r"TREECORED_HOST_TEIR.*TREECORED_HOST_TIER"):
         load_settings()
+
+
+def test_variables_of_an_engine_are_no_mistake_of_a_daemons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ENGINE_VARIABLES - DAEMON_VARIABLES:
+        monkeypatch.setenv(name, "anything")
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    "name", ["host_tier", "segment", "copy_rate", "host_scrub", "access_log_size"]
+)
+@pytest.mark.parametrize(
+    "text", ["50%", "4 GiB extra", "64MiB;", "abc", "32Gi", "", "-1", "1,5GiB", "4\u0664GiB"]
+)
+def test_a_size_that_is_more_or_less_than_a_number_and_a_unit_is_refused(
+    name: str, text: str
+) -> None:
+    flags = {"host_checksums": "kept", name: text}
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, flags)
+    assert str(caught.value) == (
+        f"setting {name} (given as a flag) cannot be {text!r}: "
+        'write a number and a unit, such as "64GiB"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("0", 0), (" 64 MiB ", 64 * 1024**2), ("1.5gib", GIB * 3 // 2), (7, 7)]
+)
+def test_a_number_with_or_without_a_unit_is_a_size(text: str | int, nbytes: int) -> None:
+    assert load_settings(None, {"host_tier": text}).host_tier == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("On", "on"), ("OFF", "off"), ("./On", "./On"), ("/var/log/a", "/var/log/a"), ("a/b", "a/b")],
+)
+def test_an_access_log_is_a_switch_or_a_path(text: str, found: str) -> None:
+    assert load_settings(None, {"access_log": text}).access_log == found
+
+
+@pytest.mark.parametrize("text", ["true", "yes", "1", "log"])
+def test_a_word_is_no_folder_of_an_access_log(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, {"access_log": text})
+    said = f"cannot be {text!r}: write off, on, or the path of a folder (./{text})"
+    assert str(caught.value).endswith(said)
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,25 @@ def test_segments_get_their_sizes_and_surplus_ones_go(tmp_path: Path) -> None:
     smaller.close()
 
 
+def test_a_tier_takes_two_descriptors_a_segment_and_never_more(tmp_path: Path) -> None:
+    tier = KeptTier(tmp_path, TierShape(40 * mmap.PAGESIZE, mmap.PAGESIZE))
+    before = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A limit is one of numbers: all that are free below the highest one in use can be had, too.
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    needed = 40 * 2 + 1
+    free = highest + 1 - before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + max(0, needed - free), hard))
+    try:
+        memory = tier.memory(reserve=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before + 40 * 2
+    memory.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    tier.close()
+
+
 def test_a_record_for_which_there_is_no_room_makes_no_page_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,8 +166,10 @@ def test_a_tier_for_which_there_is_no_room_is_refused_in_words(
 ) -> None:
     tier = KeptTier(tmp_path, SHAPE)
     monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, size: _no_room())
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(StartError, match="choose a smaller host_tier"):
         tier.memory(reserve=True)
+    assert len(os.listdir("/proc/self/fd")) == before
     tier.close()
 
 

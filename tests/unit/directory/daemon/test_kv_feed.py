@@ -5,11 +5,13 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import zmq
 
+from directory.core import limits
 from directory.core.ids import HOST
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node, Space
@@ -47,7 +49,9 @@ class Rig:
         """Start, and read what is told at first."""
         self.feed.start(self.loop)
         self.reader.connect(self.where)
-        return self.until_whole()
+        told = self.until_whole()
+        self.turn(kv_feed.EVERY_US)
+        return told
 
     def until_whole(self) -> list[AnyRecord]:
         """Go on until everything was told."""
@@ -112,6 +116,73 @@ def test_changes_are_handed_on_once_clients_are_quiet(rig: Rig) -> None:
     rig.turn(1)
     assert Changed in {type(record) for record in rig.read()}
     assert rig.feed.due_us() is None
+
+
+def test_changes_are_handed_on_together_and_not_soon_after_the_last_ones(rig: Rig) -> None:
+    rig.begin()
+    a = Scheduler(rig.world, "a")
+    a.publish([1])
+    rig.turn(idle=False)
+    rig.turn(kv_feed.QUIET_US)
+    rig.read()
+    before, due_us = rig.handed_on, rig.now_us + kv_feed.EVERY_US
+    for token in range(2, 6):
+        a.publish([token])
+        rig.turn(1_000, idle=False)
+        rig.turn(kv_feed.QUIET_US)
+    assert rig.handed_on == before
+    assert rig.feed.due_us() == due_us
+    rig.turn(due_us - rig.now_us)
+    changed = [record for record in rig.read() if isinstance(record, Changed)]
+    assert len(changed) == 4
+    assert rig.feed.due_us() is None
+
+
+def test_what_is_more_than_a_message_goes_on_in_the_turns_that_follow(rig: Rig) -> None:
+    rig.begin()
+    before = rig.handed_on
+    a = Scheduler(rig.world, "a")
+    for token in range(2 * limits.KV_EVENTS_RECORDS_A_MESSAGE):
+        a.publish([token])
+    rig.turn(idle=False)
+    rig.turn(kv_feed.WAIT_US_MAX - 1, idle=False)
+    assert rig.handed_on == before
+    handed: list[int] = []
+    while not handed or handed[-1]:
+        earlier = rig.handed_on
+        rig.turn(1, idle=False)
+        handed.append(rig.handed_on - earlier)
+        if handed[-1]:
+            rig.read()
+    assert len(handed) > 2
+    assert max(handed) == limits.KV_EVENTS_RECORDS_A_MESSAGE
+    assert rig.feed.due_us() is None
+
+
+def test_everything_is_told_anew_a_little_at_a_time_though_clients_never_pause(rig: Rig) -> None:
+    rig.begin()
+    a = Scheduler(rig.world, "a", pages=256)
+    for token in range(200):
+        a.publish([token])
+    capture = rig.feed._capture
+    assert capture is not None
+    capture.lose()
+    told: list[AnyRecord] = []
+    handed: list[int] = []
+    for _ in range(2_000):
+        earlier = rig.handed_on
+        rig.turn(1_000, idle=False)
+        handed.append(rig.handed_on - earlier)
+        if handed[-1]:
+            told += rig.read()
+        if told and isinstance(told[-1], Whole):
+            break
+    assert isinstance(told[-1], Whole)
+    assert max(handed) <= limits.KV_EVENTS_RECORDS_A_MESSAGE
+    walked = [at for at, count in enumerate(handed) if count]
+    assert len(walked) >= 200 // limits.KV_EVENTS_NODES_A_STEP
+    gaps = [later - earlier for earlier, later in pairwise(walked[:-2])]
+    assert kv_feed.WALK_US // 1_000 <= min(gaps) <= max(gaps) < kv_feed.WAIT_US_MAX // 1_000
 
 
 def test_changes_do_not_wait_for_ever_for_clients_to_be_quiet(rig: Rig) -> None:

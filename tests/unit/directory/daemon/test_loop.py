@@ -3,9 +3,11 @@
 import os
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
+from directory.daemon import loop as loop_module
 from directory.daemon.loop import Loop
 
 
@@ -122,3 +124,87 @@ def test_a_hidden_source_with_something_is_drained_without_waiting(loop: Loop) -
     loop.turn(0)
     assert hidden.drained == 2
     os.close(hidden.fd)
+
+
+class Callers:
+    """Descriptors that are always readable, and callbacks that take their time."""
+
+    def __init__(self, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 1
+        self.called: list[str] = []
+        self.fds: dict[str, int] = {}
+        self._loop = loop
+        monkeypatch.setattr(loop_module, "monotonic_ns", lambda: self.now_ns)
+
+    def add(self, name: str, takes_ns: int) -> None:
+        fd = self.fds[name] = os.eventfd(1)
+
+        def callback(_: int) -> None:
+            self.called.append(name)
+            self.now_ns += takes_ns
+
+        self._loop.watch(fd, callback)
+
+    def turn(self) -> list[str]:
+        """Who was called in one turn."""
+        self.called.clear()
+        self._loop.turn(0)
+        return list(self.called)
+
+    def close(self) -> None:
+        for fd in self.fds.values():
+            self._loop.unwatch(fd)
+            os.close(fd)
+
+
+@pytest.fixture
+def callers(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callers]:
+    callers = Callers(loop, monkeypatch)
+    yield callers
+    callers.close()
+
+
+def test_of_several_that_wait_those_come_first_that_took_least_the_last_time(
+    callers: Callers,
+) -> None:
+    for name, takes_ns in (("c", 90_000), ("a", 10_000), ("b", 50_000)):
+        callers.add(name, takes_ns)
+    assert sorted(callers.turn()) == ["a", "b", "c"]
+    assert callers.turn() == ["a", "b", "c"]
+
+
+def test_what_takes_long_is_left_for_a_while_and_never_for_ever(callers: Callers) -> None:
+    callers.add("long", 2_000_000)
+    for number in range(3):
+        callers.add(f"short {number}", 50_000)
+    while "long" not in callers.turn():  # nobody knows yet how long each takes
+        pass
+    turns = [callers.turn() for _ in range(60)]
+    assert all(len([name for name in turn if name != "long"]) == 3 for turn in turns)
+    assert all(turn[-1] == "long" for turn in turns if "long" in turn)
+    served = [at for at, turn in enumerate(turns) if "long" in turn]
+    gaps = [later - earlier for earlier, later in pairwise(served)]
+    assert gaps
+    assert 1 < max(gaps) <= (2_000_000 // 150_000).bit_length() + 1
+
+
+def test_what_takes_long_is_called_at_once_where_nobody_else_waits(callers: Callers) -> None:
+    callers.add("long", 20_000_000)
+    assert [callers.turn() for _ in range(3)] == [["long"]] * 3
+
+
+def test_of_two_that_take_long_each_has_its_turn(callers: Callers) -> None:
+    callers.add("one", 5_000_000)
+    callers.add("other", 5_000_000)
+    for _ in range(4):
+        assert len(callers.turn()) <= 2
+    called = [name for _ in range(20) for name in callers.turn()]
+    assert 8 <= called.count("one") <= 12
+
+
+def test_who_has_gone_is_forgotten(loop: Loop, callers: Callers) -> None:
+    callers.add("a", 1_000)
+    callers.turn()
+    assert loop._took_ns
+    loop.unwatch(callers.fds["a"])
+    assert loop._took_ns == {}

@@ -11,7 +11,7 @@ from directory.core.tokens import pack_pages
 from directory.daemon import movers as module
 from directory.daemon.breaker import FAILURES_MAX, REST_US_MIN
 from directory.daemon.mover_states import MOVER, MoverState
-from directory.daemon.movers import Movers
+from directory.daemon.movers import STARTS_WITHOUT_SUCCESS_MAX, Movers
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
 from tests.unit.directory.daemon.mover_rig import (
@@ -66,6 +66,20 @@ def test_copies_and_their_ends_are_handed_on(rig: Rig) -> None:
     rig.loop.turn(0)
     assert rig.events == [CopyDone(5, "ok")]
     assert rig.movers.due_us() is None
+
+
+def test_the_last_words_of_a_mover_are_the_reason(rig: Rig) -> None:
+    for _ in range(STARTS_WITHOUT_SUCCESS_MAX - 1):
+        rig.movers.start()
+        rig.mover.says.append(Rejected("import_failed", "there is no such GPU"))
+        rig.die()
+    lost = rig.events[-1]
+    assert isinstance(lost, MoverLost)
+    assert lost.detail == "it rejected a request: import_failed: there is no such GPU"
+    rig.movers.start()
+    rig.mover.says.append(Rejected("import_failed", "there is no such GPU"))
+    with pytest.raises(StartError, match=r"no mover could be started: .*there is no such GPU"):
+        rig.die()
 
 
 def test_death_is_told_once_and_what_was_finished_before_still_counts(rig: Rig) -> None:

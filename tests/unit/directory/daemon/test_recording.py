@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from directory.core.events import (
     PoolRegistered,
 )
 from directory.core.namespace import NamespaceKey
+from directory.core.node import Node
 from directory.core.tokens import pack_pages, pack_tokens
 from directory.daemon.explaining import Explainer
-from directory.daemon.recording import IDLE_S, PRESSED_EVERY_US, Recording
+from directory.daemon.recording import Recording
 from directory.daemon.tree_report import tree_report
 from directory.protocol.admin import AdminExplain, AdminTree
 from directory.protocol.ended import Ended, unsound
@@ -79,9 +81,9 @@ class Rig:
         self.ask(pool, Insert("r", 0, key, tokens_of(letters), pages, self.spans, 0, (0, 0)))
 
     def settle(self) -> None:
-        while self.recording.patience_s < IDLE_S:
-            self.now_us += 2_000_000
-            self.recording.turn(self.now_us, quiet=True, waiting=lambda: False)
+        while (ready_us := self.recording.ready_us) is not None:
+            self.now_us = max(self.now_us, ready_us)
+            self.recording.work(self.now_us, lambda: False)
 
     def explain(
         self, letters: str, tail: int = 1, instance: str = "a", key: NamespaceKey = KEY
@@ -175,53 +177,14 @@ def test_a_report_that_cannot_be_true_is_counted_and_leaves_no_trace(
     assert not [frame for frame in rig.frames() if isinstance(frame, Access)]
 
 
-def test_nothing_is_worked_on_while_somebody_asks_until_the_queue_is_half_full(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path)
-    pool = rig.directory.pools[rig.register("a")]
-    rig.settle()
-    for _ in range(10):
-        rig.recording.ended(pool, ended(), rig.now_us)
-    waiting = rig.recording.log_report()
-    rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
-    assert rig.recording.log_report() == waiting
-    for _ in range(8_200):
-        rig.recording.ended(pool, ended(), rig.now_us)
-    before = rig.recording.log_report()
-    rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
-    assert rig.recording.log_report() != before
-
-
-def test_a_log_in_need_works_a_few_pieces_at_a_time_and_then_lets_answers_pass(
-    tmp_path: Path,
-) -> None:
-    rig = Rig(tmp_path)
-    pool = rig.directory.pools[rig.register("a")]
-    for _ in range(9_000):
-        rig.recording.ended(pool, ended(), rig.now_us)
-    worked, before = [], rig.recording.log_report()
-    for _ in range(40):  # a turn of the daemon every half of a millisecond
-        rig.now_us += 500
-        rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
-        after = rig.recording.log_report()
-        worked.append(after != before)
-        before = after
-    assert 1 <= sum(worked) <= 40 * 500 // PRESSED_EVERY_US
-    while rig.recording.pressed:
-        rig.now_us += PRESSED_EVERY_US
-        rig.recording.turn(rig.now_us, quiet=False, waiting=lambda: True)
-    assert len([frame for frame in rig.frames() if isinstance(frame, Access)]) == 9_000
-
-
 def test_a_defect_of_the_log_ends_the_log_and_nothing_else(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     pool = rig.directory.pools[rig.register("a")]
     rig.recording.chains = None  # type: ignore[assignment]
     rig.recording.ended(pool, ended(), rig.now_us)
-    rig.recording.turn(rig.now_us, quiet=True, waiting=lambda: False)
+    rig.recording.work(rig.now_us, lambda: False)
     assert rig.recording.log_report() is None
-    assert rig.recording.patience_s == IDLE_S
+    assert rig.recording.ready_us is None
     rig.recording.ended(pool, ended(), rig.now_us)
     assert rig.recording.sums.served()[0].requests == 2
 
@@ -274,7 +237,7 @@ def test_asking_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_instance_that_is_not_here_is_named_with_those_that_are(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    with pytest.raises(BadMessage, match="no scheduler is registered"):
+    with pytest.raises(BadMessage, match="no engine is registered"):
         rig.explain("A", instance="")
     rig.register("a")
     with pytest.raises(BadMessage, match=r"no instance 'z' .*\(there are: a\)"):
@@ -298,3 +261,54 @@ def test_the_largest_parts_of_the_tree_are_named_with_their_ancestors() -> None:
     assert [place for place, *_ in space.nodes[0].places] == ["a"]
     wide = tree_report(rig.directory, rig.recording, AdminTree(pages_min=4))
     assert [node.pages for node in wide.spaces[0].nodes] == [2, 5]
+
+
+def test_what_goes_is_named_by_its_path_whatever_splits_and_merges_came_before(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(7)
+    rig = Rig(tmp_path, host_pages=8)
+    expected: list[tuple[int, int]] = []
+
+    def tap(node: Node, place: int, sign: int) -> None:
+        if sign < 0:
+            path = b"".join(above.edge for above in node.path())
+            until = len(path) - len(node.edge) + node.space.page_key
+            expected.append((chain(path[:until], node.space.page_key)[-1], node.page_count))
+        rig.recording.tap(node, place, sign)
+
+    rig.directory.tree.tap = tap
+    pools = [rig.register("a"), rig.register("b")]
+    for step in range(400):
+        letters = "".join(chance.choices("AB", k=chance.randrange(1, 7)))
+        rig.insert(chance.choice(pools), letters)
+        if chance.random() < 0.6:
+            rig.ask(chance.choice(pools), Evict(chance.randrange(1, 6)))
+        if step % 97 == 0:
+            rig.ask(chance.choice(pools), Flush("pool"))
+        if chance.random() < 0.3:
+            rig.settle()
+    gone = [(each.digest, each.pages) for each in rig.frames() if isinstance(each, Eviction)]
+    assert gone == expected
+    assert len(set(gone)) > 20
+
+
+def test_nodes_of_a_new_tree_are_not_taken_for_those_of_the_last(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.directory.tree.tap = rig.recording.watch()
+    pool = rig.register("a")
+    rig.insert(pool, "AB")
+    rig.insert(pool, "AC")
+    rig.ask(pool, Evict(1))
+    rig.settle()
+    rig.directory = Directory(segment_bytes=64 * 64)
+    rig.directory.tree.tap = rig.recording.watch()
+    pool = rig.register("a")
+    rig.insert(pool, "XB")
+    rig.insert(pool, "XC")
+    rig.ask(pool, Evict(1))
+    gone = [each.digest for each in rig.frames() if isinstance(each, Eviction)]
+    assert gone == [
+        chain(tokens_of("AB"), 4 * PAGE)[-1],
+        chain(tokens_of("XB"), 4 * PAGE)[-1],
+    ]

@@ -52,6 +52,44 @@ def test_what_another_pool_has_is_restored_while_the_request_waits(
     b.close()
 
 
+def test_without_room_for_another_pools_pages_the_host_tiers_are_loaded_on_admission(
+    engine: Load, daemon: FakeDaemon, mode: Mode
+) -> None:
+    a = engine(mode)
+    a.serve("again", ABC)
+    b = LoadingEngine(daemon, "b", mode, share=0.0)
+    request = b.start("r", ABC)
+    assert b.counters["restores_without_room"] == 1
+    if mode == "thin":
+        assert (request.hit_pages, request.loaded_pages) == (0, 0), "it has no lease meanwhile"
+    else:
+        assert (request.hit_pages, request.loaded_pages, request.failed) == (3, 3, "")
+        assert b.counters["offers_crowded"] == b.counters["loads"] == 1
+    b.settle()
+    assert not b.counters.get("bytes_restored_peer")
+    b.close()
+
+
+def test_only_what_the_host_tier_has_is_offered_where_there_is_no_room(
+    engine: Load, daemon: FakeDaemon
+) -> None:
+    longer = prompt(1, 2, 3, 4, 5)
+    a = engine("mirrored")
+    a.serve("again", ABC)
+    daemon.hold_copies = True
+    a.serve("longer", longer)  # of the last two pages there is no backup yet
+    b = LoadingEngine(daemon, "b", "mirrored", share=0.0, layer_ms=60_000)
+
+    def go_on(_: int) -> None:
+        daemon.hold_copies = False
+
+    b.in_forward = go_on
+    request = b.start("r", longer)
+    assert (request.hit_pages, request.loaded_pages, request.failed) == (3, 3, "")
+    b.settle()
+    b.close()
+
+
 def test_another_request_of_the_same_prefix_waits_until_it_has_landed(
     engine: Load, daemon: FakeDaemon, mode: Mode
 ) -> None:

@@ -6,8 +6,9 @@ from types import ModuleType
 import pytest
 
 from directory.protocol.runtime_dir import default_runtime_dir
+from directory.protocol.variables import DAEMON_VARIABLES, PREFIX
 from scheduler_shim.sglang import plugin
-from scheduler_shim.sglang.settings import PREFIX, Settings, SettingsError, load_settings
+from scheduler_shim.sglang.settings import Settings, SettingsError, load_settings
 from scheduler_shim.sglang.versions import Unsupported, check_version
 
 DOCS = Path(__file__).parents[4] / "docs" / "sglang.md"
@@ -34,6 +35,19 @@ def test_variables_override_and_those_of_the_daemon_do_not_matter(
     monkeypatch.setenv("TREECORED_HOST_TIER", "4GiB")
     settings = load_settings()
     assert (settings.mode, settings.deadlines.match_ms) == ("thin", 35)
+
+
+def test_a_variable_that_neither_side_knows_is_warned_of_and_one_of_the_daemons_is_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in DAEMON_VARIABLES:
+        monkeypatch.setenv(name, "4")
+    load_settings()
+    assert not caplog.records
+    monkeypatch.setenv("TREECORED_MOED", "thin")
+    assert load_settings().mode == "mirrored"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "TREECORED_MOED" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -309,3 +309,16 @@ def test_the_library_is_asked_by_a_thread_of_its_own() -> None:
     while computing():
         assert time.monotonic() < give_up
         time.sleep(0.001)
+
+
+def test_a_look_that_cannot_be_begun_is_begun_after_the_next_pause() -> None:
+    now, library = [0], Library(0)
+
+    def no_thread(_: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    computing = Computing("GPU-1", lambda: now[0], library, no_thread)
+    assert computing(), "nobody knows, and nobody waits"
+    now[0] += PAUSE_US
+    computing._begin = at_once
+    assert not computing()

@@ -314,3 +314,21 @@ def test_a_layer_of_many_segments_is_one_list_and_no_segment_is_placed_for_it() 
     scene = Scene(memories, batch)
     assert carried_out(moves(work)) == carried_out(planned(scene))
     assert not shapes._placed, "a prompt's segments times its layers would be placed one by one"
+
+
+@pytest.mark.parametrize(("step", "alone"), [(2, True), (1, False)])
+def test_rows_to_slots_that_do_not_follow_one_another_are_one_list(step: int, alone: bool) -> None:
+    """Rows of a staging slab, many of each segment: segment by segment they cost twice as much."""
+    pages, row, segments = 16, 64, 2
+    memories: dict[MemoryKey, Memory] = {(1, 0): Memory(1 << 16, 1 << 16, 0, "GPU-own")}
+    for number in range(segments):
+        memories[HOST, number] = Memory(1 << 10 | number << 12, pages * step * row, 0, "")
+    slots = [number << 16 | step * index for number in range(segments) for index in range(pages)]
+    pattern = Pattern([Chunk(0, 0, row, 0, 0, row, row)])
+    batch = PageBatch(1, HOST, None, pattern, list(range(len(slots))), slots)
+    shapes = Shapes(memories.__getitem__, "GPU-own", rates("batch"), can_tile=True)
+    work = Work()
+    shapes.add(batch, work)
+    assert carried_out(moves(work)) == carried_out(planned(Scene(memories, batch)))
+    assert bool(shapes._placed) is not alone
+    assert len(work.sizes) == (len(slots) if alone else segments)

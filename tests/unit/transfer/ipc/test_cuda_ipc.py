@@ -1,8 +1,10 @@
 """CUDA IPC without a GPU: what is refused before a driver sees it, and the guarded waits."""
 
+import enum
 import os
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from directory.core.errors import ImportFailed, LayoutError, TransferError
 from tests.unit.transfer.device.fake_driver import FakeDriver
 from transfer.device.protocol import DeviceLost
 from transfer.ipc.backends import MemoryByKind
-from transfer.ipc.cuda_driver import format_uuid
+from transfer.ipc.cuda_driver import CudaError, Driver, format_uuid
 from transfer.ipc.cuda_export import check_dense
 from transfer.ipc.cuda_memory import (
     CudaMemoryIPC,
@@ -300,3 +302,46 @@ def test_only_so_many_losses_are_remembered(
         waiter.answered(1, value, landed=False)
     assert [waiter.lost(1, value) for value in (1, 2, 3)] == [False, True, True]
     waiter.close()
+
+
+class Status(enum.IntEnum):
+    """Some of the bindings' statuses."""
+
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_INVALID_HANDLE = 400
+
+
+class AskedDriver(Driver):
+    """A driver whose bindings know one answer, and count how often it is put into words."""
+
+    def __init__(self, status: Status) -> None:
+        self.described = 0
+
+        def describe(_: object) -> tuple[int, bytes]:
+            self.described += 1
+            return 0, b"in words"
+
+        self.api = SimpleNamespace(  # type: ignore[assignment]
+            cuEventQuery=lambda _: (status,), cuGetErrorString=describe
+        )
+
+
+def test_an_event_that_is_not_reached_makes_no_error() -> None:
+    for status, reached in ((Status.CUDA_SUCCESS, True), (Status.CUDA_ERROR_NOT_READY, False)):
+        driver = AskedDriver(status)
+        assert driver.ready(1) is reached
+        assert driver.described == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (Status.CUDA_ERROR_INVALID_HANDLE, CudaError),
+        (Status.CUDA_ERROR_ILLEGAL_ADDRESS, DeviceLost),
+    ],
+)
+def test_an_event_that_cannot_be_asked_is_an_error(status: Status, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"cuEventQuery: {status.name}"):
+        AskedDriver(status).ready(1)

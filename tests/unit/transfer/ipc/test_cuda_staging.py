@@ -4,9 +4,10 @@ import struct
 
 import pytest
 
-from directory.core.errors import LayoutError
+from directory.core.errors import ImportFailed, LayoutError
 from tests.unit.transfer.device.test_cuda_pages import SeeingDriver
 from transfer.ipc import cuda_staging
+from transfer.ipc.cuda_driver import CudaError
 from transfer.ipc.cuda_export import Exported
 from transfer.ipc.cuda_staging import CudaPacker, CudaSlab
 from transfer.ipc.memory import CUDA_IPC, MemoryHandle, SharedMemoryIPC
@@ -17,6 +18,7 @@ from transfer.layout import PoolLayout, mha_layer_first
 POOL = mha_layer_first(layers=2, page_size=1, page_count=8, heads=2, head_dim=128, itemsize=2)
 ADDRESSES = [(n + 1) << 20 for n in range(4)]
 SLAB = 0x7000_0000
+PRIORITIES = (0, -5)
 ROWS = 4
 
 
@@ -78,7 +80,15 @@ def test_the_stream_itself_says_that_a_request_is_done(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "offset"), [([0, 1], 3 * POOL.page_bytes), ([8], 0), ([0] * 5, 0)]
+    ("pages", "offset"),
+    [
+        ([0, 1], 3 * POOL.page_bytes),
+        ([8], 0),
+        ([0] * 5, 0),
+        ([0], 1),
+        ([0], 16),
+        ([0], 2**64 - 512),
+    ],
 )
 def test_rows_and_pages_that_do_not_exist_are_refused(
     scene: Scene, pages: list[int], offset: int
@@ -96,6 +106,35 @@ def test_a_pool_whose_chunks_cannot_be_moved_by_a_warp_is_refused_with_the_cure(
         Scene(odd)
     with pytest.raises(LayoutError, match="no room"):
         Scene(rows=0)
+
+
+def test_packing_goes_before_whatever_else_the_scheduler_has_queued(scene: Scene) -> None:
+    scene.move(pack=True, offset=0, pages=[0])
+    (made,) = scene.driver.named("cuStreamCreateWithPriority")
+    assert made[1] == min(PRIORITIES) < 0
+    (launched,) = scene.driver.named("cuLaunchKernel")
+    assert launched[8] == 1, "the first stream that was made"
+
+
+def test_a_slab_that_cannot_be_exported_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Exported:
+        raise ImportFailed("no more descriptors")
+
+    driver = SeeingDriver()
+    monkeypatch.setattr(cuda_staging, "export_tensor", refuse)
+    with pytest.raises(ImportFailed):
+        CudaSlab(driver, POOL, ADDRESSES, ROWS * POOL.page_bytes)
+    assert driver.named("cuMemFree") == [(SLAB,)]
+
+
+def test_a_ring_that_the_gpu_cannot_reach_is_not_left_registered(scene: Scene) -> None:
+    scene.driver.fail("cuMemHostGetDevicePointer", "CUDA_ERROR_INVALID_VALUE")
+    before = len(scene.driver.named("cuMemHostUnregister"))
+    ring = StageRing.make(scene.ipc)
+    with pytest.raises(CudaError):
+        scene.slab.packer(ring)
+    assert scene.driver.named("cuMemHostUnregister")[before:] == [(ring.mapping.address,)]
+    ring.close()
 
 
 def test_what_was_taken_is_given_back_once(scene: Scene) -> None:

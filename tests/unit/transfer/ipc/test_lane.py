@@ -97,3 +97,18 @@ def test_the_end_of_the_peer_and_a_broken_length_end_the_lane() -> None:
     assert not lane.send(b"to nobody")
     assert isinstance(other, socket.socket)
     lane.close()
+
+
+def test_held_frames_that_cannot_be_sent_are_counted(ends: tuple[FrameLane, FrameLane]) -> None:
+    near, far = ends
+    assert near.hold(b"one")
+    assert near.send_held()
+    assert near.held_lost == 0
+    far.close()
+    assert near.hold(b"two")
+    assert near.hold(b"three")
+    assert not near.send_held()
+    assert near.held_lost == 2
+    assert near.hold(b"four")
+    assert not near.send(b"five"), "whoever sends is told; what was held before is counted"
+    assert near.held_lost == 3

@@ -1,0 +1,65 @@
+"""What a daemon does besides answering: its access log, KV events and metrics.
+
+Owns when they get their turn: at the end of a turn of the loop, told whether anybody asked for
+anything in it. Each of them does little at once and knows for itself when it is time. It must never
+wait, and whatever of it is missing is not missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from directory.daemon.kv_feed import KvFeed
+from directory.daemon.metrics_feed import Exporter
+from directory.daemon.recording import Recording
+
+QUIET_US: Final = 2_000
+"""So long nothing must have been asked before the log gets its turn."""
+
+
+class Background:
+    """All of it. `waiting`: whether somebody asks for something by now."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        kv: KvFeed | None,
+        exporter: Exporter | None,
+        waiting: Callable[[], bool],
+    ) -> None:
+        self._recording = recording
+        self._kv = kv
+        self._exporter = exporter
+        self._waiting = waiting
+        self._asked_us = 0
+        """When somebody last asked for something."""
+
+    def due_us(self, other_us: int | None = None) -> int | None:
+        """When `turn` has something to do next if nobody asks until then, or None; or what is due
+        at `other_us`, if that is earlier."""
+        due_us = self._recording.ready_us
+        if due_us is not None:
+            due_us = max(due_us, self._asked_us + QUIET_US)
+        if other_us is not None and (due_us is None or other_us < due_us):
+            due_us = other_us
+        for other in (self._kv, self._exporter):
+            if other is not None and (next_us := other.due_us()) is not None:
+                due_us = next_us if due_us is None else min(due_us, next_us)
+        return due_us
+
+    def turn(self, now_us: int, *, quiet: bool) -> None:
+        """A turn of the loop is over; `quiet`: nobody asked for anything in it."""
+        recording = self._recording
+        if not quiet:
+            self._asked_us = now_us
+            if recording.pressed:
+                recording.hurry(now_us)
+        elif recording.ready_us is not None and (
+            now_us >= max(recording.ready_us, self._asked_us + QUIET_US)
+        ):
+            recording.work(now_us, self._waiting)
+        if self._kv is not None:
+            self._kv.on_time(idle=quiet and not self._waiting())
+        if self._exporter is not None:
+            self._exporter.on_time()

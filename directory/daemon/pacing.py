@@ -1,0 +1,44 @@
+"""Pacing: when the access log gets to work, and for how long, so that no answer feels it.
+
+Owns the numbers and no clock. What is to be logged waits until there is something to do it for: a
+match that comes right after other work finds the processor's caches full of that, and takes
+longer, so work is done seldom and much at once, in pieces between which is looked whether somebody
+asks. Where nobody ever pauses, it gets a share of the time, and the larger a one the fuller the
+queue is: nothing is dropped as long as half of the daemon's time is enough for all that there is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BATCH_US: Final = 250_000
+"""So long a record may wait for more of its kind..."""
+BATCH_FILL: Final = 1 / 8
+"""...or until the queue is so full."""
+PRESSED_FILL: Final = 1 / 2
+"""A queue so full waits for no quiet moment any more: it has..."""
+SHARE_MIN: Final = 1 / 20
+"""...this share of the time, and..."""
+FULL: Final = 7 / 8
+"""...when it is so full..."""
+SHARE_MAX: Final = 1 / 2
+"""...this one."""
+BURST_US_MIN: Final = 250
+"""Less is not begun, so that of many answers few are late and the others not at all."""
+BURST_US_MAX: Final = 1_000
+"""More is not done at once while somebody asks."""
+
+
+def share_of(fill: float) -> float:
+    """The share of the time that a queue has which is so full (0 to 1), where nobody pauses."""
+    if fill < PRESSED_FILL:
+        return 0.0
+    part = min(1.0, (fill - PRESSED_FILL) / (FULL - PRESSED_FILL))
+    return SHARE_MIN + part * (SHARE_MAX - SHARE_MIN)
+
+
+def burst_us(others_us: int, fill: float) -> int:
+    """How long it may work now, for others have had the time for so long."""
+    share = share_of(fill)
+    earned_us = int(others_us * share / (1 - share))
+    return min(earned_us, BURST_US_MAX) if earned_us >= BURST_US_MIN else 0

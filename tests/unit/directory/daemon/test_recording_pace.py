@@ -1,0 +1,112 @@
+"""When a recording works: seldom, never in front of who asks, in need no more than its share."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from directory.analytics.reader import LogReader
+from directory.analytics.record import Access
+from directory.daemon.pacing import BATCH_US, BURST_US_MIN, SHARE_MIN
+from directory.daemon.recording import FLUSH_US
+from tests.unit.directory.daemon.test_recording import Rig, ended, tokens_of
+
+
+def test_records_wait_for_more_of_their_kind_but_not_for_long(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    rig.recording.ended(pool, ended(), rig.now_us)
+    due_us = rig.now_us + BATCH_US
+    assert rig.recording.ready_us == due_us
+    rig.recording.ended(pool, ended(), rig.now_us + 1_000)
+    assert rig.recording.ready_us == due_us
+    for _ in range(2_048):
+        rig.recording.ended(pool, ended(), rig.now_us + 2_000)
+    early_us = rig.recording.ready_us
+    assert early_us == rig.now_us + 2_000
+    assert not rig.recording.pressed
+
+
+def test_what_was_worked_on_is_on_disk_a_second_after_the_last_time(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    rig.recording.ended(pool, ended(), rig.now_us)
+    rig.now_us += BATCH_US
+    rig.recording.work(rig.now_us, lambda: False)
+    flush_us = rig.recording.ready_us
+    assert flush_us is not None
+    assert rig.now_us < flush_us <= rig.now_us + FLUSH_US
+    rig.recording.work(flush_us, lambda: False)
+    assert rig.recording.ready_us is None
+    assert any(isinstance(frame, Access) for frame in LogReader(tmp_path))
+
+
+def test_work_ends_after_the_piece_in_which_somebody_asks(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    for _ in range(10):
+        rig.recording.ended(pool, ended(), rig.now_us)
+    pieces = []
+
+    def waiting() -> bool:
+        pieces.append(1)
+        return True
+
+    rig.recording.work(rig.now_us, waiting)
+    assert len(pieces) == 1
+    assert rig.recording.ready_us == rig.now_us
+
+
+def test_a_log_in_need_works_a_little_at_a_time_and_then_lets_answers_pass(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    for _ in range(8_200):
+        rig.recording.ended(pool, ended(), rig.now_us)
+    pressed = rig.recording.pressed
+    worked, before = [], rig.recording.log_report()
+    for _ in range(40):  # a turn of the daemon every half of a millisecond
+        rig.now_us += 500
+        rig.recording.hurry(rig.now_us)
+        after = rig.recording.log_report()
+        worked.append(after != before)
+        before = after
+    assert 1 <= sum(worked) <= 40 * 500 * SHARE_MIN // BURST_US_MIN + 1
+    turns = 0
+    while pressed:
+        turns += 1
+        rig.now_us += 5_000
+        rig.recording.hurry(rig.now_us)
+        pressed = rig.recording.pressed
+    assert turns
+    assert len([frame for frame in rig.frames() if isinstance(frame, Access)]) == 8_200
+
+
+def test_nothing_is_dropped_of_2000_records_a_second_that_never_pause(tmp_path: Path) -> None:
+    # Against a clock that runs as the work does: a piece takes as long as it takes here.
+    rig = Rig(tmp_path)
+    taken_us = 0.0
+    begun = time.perf_counter()
+
+    def clock() -> int:
+        return int(1e6 + taken_us + 1e6 * (time.perf_counter() - begun))
+
+    rig.recording._clock = clock
+    pool = rig.directory.pools[rig.register("a")]
+    tokens = tokens_of("ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEF")
+    for number in range(30_000):
+        prompt = tokens[:-4] + number.to_bytes(4, "little")
+        report = ended(request=f"r{number}", tokens=prompt, prompt_tokens=len(prompt) // 4 + 1)
+        rig.recording.ended(pool, report, clock())
+        if rig.recording.pressed:
+            rig.recording.hurry(clock())
+        # Whatever is left of the half of a millisecond until the next one, others work.
+        taken_us = max(taken_us, 500.0 * (number + 1) - 1e6 * (time.perf_counter() - begun))
+    logged = rig.recording.log_report()
+    assert logged is not None
+    assert logged.records_lost == 0
+    assert rig.recording._recorder is not None
+    assert rig.recording._recorder.refused == 0
+    assert logged.waiting < 16_384
