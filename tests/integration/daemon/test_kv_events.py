@@ -74,19 +74,21 @@ def test_who_comes_late_is_told_everything_and_who_was_there_is_not_cleared(
     telling: DaemonProcess,
 ) -> None:
     cleared = {"type": "AllBlocksCleared"}
+    # Both places: what is backed up later would come as a batch of its own.
+    all_of_it = {block: {"GPU", "CPU_PINNED"} for block in hashes(range(8))}
     with RawClient(telling.runtime_dir, "a") as a:
         publish(a, range(8), [0, 1])
         where = streams(telling, "a")
         with Listener(where["a"]) as early:
-            early.until(lambda blocks: len(blocks) == 2)
+            early.until(lambda blocks: blocks == all_of_it)
             known = len(early.batches)
             with Listener(where["a"]) as late:
-                late.until(lambda blocks: len(blocks) == 2)
+                late.until(lambda blocks: blocks == all_of_it)
                 early.until(lambda _: early.batches[-1] == late.batches[-1])
                 assert cleared not in [e for _, b in early.batches[known:] for e in b[1]]
         # Alone again: this one may have been here before, and know what is no more.
         with Listener(where["a"]) as again:
-            again.until(lambda blocks: len(blocks) == 2)
+            again.until(lambda blocks: blocks == all_of_it)
             assert again.batches[-1][1][1][0] == cleared
 
 
