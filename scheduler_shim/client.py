@@ -246,6 +246,11 @@ class DaemonClient(Speaker):
         """Questions that nobody waits for and whose answers may still bring leases."""
         return len(self._abandoned)
 
+    def may_lease(self, seq: int, body: Request) -> bool:
+        """Whether a question that had no answer may still bring a lease, or has brought one whose
+        receipt nobody knows."""
+        return seq in self._abandoned or self._leases.may_hold(body)
+
     # Private: receiving.
 
     def _take_in(self) -> None:
@@ -280,7 +285,8 @@ class DaemonClient(Speaker):
             return
         wanted = self._stream.on_reply(reply.acked, reply.seq)
         if isinstance(body, Attached):
-            self._attached = True
+            self._attached, self._attach_us = True, 0
+            self._say_open()
         if isinstance(body, Attached | Acked) or not reply.seq:
             return
         self._reattaches = 0

@@ -94,6 +94,8 @@ class Connection:
     def step(self) -> bool:
         """Go on with the way back; says whether there is a daemon again that knows all."""
         if self._returning is None:
+            if self._room is not None and (pages := self._room.release_late()):
+                self._count("quarantine_released", pages)
             return False
         return self._come_home(self._returning.step())
 

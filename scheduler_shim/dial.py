@@ -151,13 +151,15 @@ class DaemonAttempt:
         self._said_hello = False
         self._welcome: Welcome | None = None
         self._message: Register | None = None
-        self._give_up_us = monotonic_us() + deadlines.connect_ms * 1_000
+        self._give_up_us = 0  # at the latest then must the daemon have said something
         self._epoch = 0
         self._client: DaemonClient | None = None
         self._registered: Registration | None = None
         self._arena: TokenArena | None = None
         self._link: ZmqLink | None = None
         self._arena_due = False
+        self._said_attach = False
+        self._wait_anew()
         try:
             self._channel = FdChannel.connect(str(path), CONNECT_S)
         except OSError as error:
@@ -167,10 +169,14 @@ class DaemonAttempt:
         """One step, which is short: requests go on between it and the next one."""
         try:
             if self._client is None:
-                self._prepare()
+                moved = self._prepare()
             elif self._client.try_attach():
                 return self._client
-            if monotonic_us() >= self._give_up_us:
+            else:
+                moved, self._said_attach = not self._said_attach, True
+            if moved:
+                self._wait_anew()
+            elif monotonic_us() >= self._give_up_us:
                 raise DaemonAbsent("the daemon did not answer in time")
         except BaseException:
             self.close()
@@ -189,10 +195,15 @@ class DaemonAttempt:
             self._arena.close()
             self._arena = None
 
-    def _prepare(self) -> None:
+    def _wait_anew(self) -> None:
+        """Only the daemon's silence counts, not how long the scheduler is between two steps."""
+        self._give_up_us = monotonic_us() + self._deadlines.connect_ms * 1_000
+
+    def _prepare(self) -> bool:
         """Say Hello, hear, make the registration, say it, make the arena, make the link, make the
         client: one of them. The arena's pages are made by what lies there first, bit by bit; and
-        ZeroMQ's part, which takes a while for its threads, only should the lane end."""
+        ZeroMQ's part, which takes a while for its threads, only should the lane end. Says whether
+        something was done; nothing is while the daemon says nothing."""
         registered = self._registered
         if self._fresh:
             self._fresh = False  # connecting was enough for one step
@@ -202,7 +213,7 @@ class DaemonAttempt:
         elif self._welcome is not None:
             self._answer(self._welcome)
         elif registered is None:
-            self._hear()
+            return self._hear()
         elif self._arena_due:
             self._arena_due = False
             self._arena = make_arena(warm=False)
@@ -213,8 +224,9 @@ class DaemonAttempt:
             ranks = self._world_size
             self._client = DaemonClient(self._link, registered, self._deadlines, world_size=ranks)
             self._client.before_loss = self._pool.settle
+        return True
 
-    def _hear(self) -> None:
+    def _hear(self) -> bool:
         try:
             if self._channel.want_write:
                 self._channel.flush()
@@ -224,6 +236,7 @@ class DaemonAttempt:
         for payload, fds in frames:
             close_fds(fds)
             self._take(decode_session_reply(payload))
+        return bool(frames)
 
     def _answer(self, welcome: Welcome) -> None:
         if self._message is None:

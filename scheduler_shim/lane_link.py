@@ -175,6 +175,8 @@ class LaneLink(ZmqLink):
     def _end_lane(self) -> None:
         """Go on by ZeroMQ: what was on its way is sent again there."""
         if self._lane is not None:
+            if self._alive and not self._session.closed:
+                self._read_session()  # the daemon may be dead, and who only polls never waits
             self._held_lost += self._lane.held_lost
             self._lane.close()
             self._lane = None

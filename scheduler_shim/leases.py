@@ -36,6 +36,10 @@ class LeasesOut:
         if isinstance(body, Lock | Match) and owner is not None:
             self._unknown[owner] = None
 
+    def may_hold(self, body: Request) -> bool:
+        """Whether who asked this may hold a lease whose receipt nobody knows."""
+        return asker(body) in self._unknown
+
     def released(self, receipt: LeaseId) -> None:
         """The release is on its way."""
         self._owners.pop(receipt, None)

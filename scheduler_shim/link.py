@@ -123,6 +123,8 @@ class ZmqLink:
                 frames.append(self._dealer.recv(zmq.NOBLOCK))
             except zmq.ZMQError:
                 break
+        if not frames and self._alive:
+            self._read_session()  # who only polls never waits, and would not learn of its end
         return frames
 
     def wait(self, timeout_us: int | None, fds: Sequence[int] = ()) -> None:

@@ -62,6 +62,11 @@ class OwnTree(Protocol):
     gathers: bool
     """Whether what is published is told together with what comes next: the caller sends it."""
 
+    @property
+    def doubts(self) -> bool:
+        """Whether more may be evictable than `totals` says: leases may be out that nobody has."""
+        ...
+
     def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:
         """The longest prefix of whole pages that the pool holds, marked used and not protected.
 
@@ -129,6 +134,7 @@ class MirroredTree:
     """
 
     mode: Mode = "mirrored"
+    doubts = False  # every lock is here
 
     def __init__(self, mirror: Mirror, client: DaemonClient | None) -> None:
         self.mirror = mirror

@@ -125,6 +125,11 @@ class Pool(Protocol):
         """So many times movers had pages packed or unpacked."""
         ...
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether `settle` would not wait: nothing that movers asked of this process is to come."""
+        ...
+
     def settle(self) -> None:
         """Return once everything is done that movers have asked this process for until now: only
         then may targets of a restore that was lost be used for something else."""
@@ -313,6 +318,11 @@ class SharedPool:
     def stage_requests(self) -> int:
         """So many times movers had pages packed or unpacked."""
         return self.staging.requests if self.staging is not None else 0
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the stager is."""
+        return self.staging is None or self.staging.at_rest
 
     def settle(self) -> None:
         """Wait for the stager."""

@@ -27,7 +27,8 @@ from scheduler_shim.way import Way
 
 SPANS_PER_BATCH_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1 << 18
-"""A batch ends with the report that brings its tokens and pages to so many bytes."""
+"""A batch ends with the report that brings its tokens and pages to so many bytes, once more is said
+than has come since the last one."""
 BATCH_US_MIN: Final = 60
 BATCH_US_MAX: Final = 2_000
 BATCH_SHARE: Final = 10
@@ -84,7 +85,7 @@ class Republisher:
         return not self._left and not self._asked
 
     def batch(self) -> None:
-        """Say a bounded number of spans for a bounded time, and beyond both as many as have come
+        """Say a bounded number of spans for a bounded time, and beyond both one more than have come
         since the last batch, so that it comes to an end while requests go on."""
         if self.client.lost or self.client.open_count >= self._open_max:
             return
@@ -155,7 +156,8 @@ class Republisher:
         return len(self.mirror.pool.spans) - len(self._said)
 
     def _say_some(self, owed: int, until_us: int) -> None:
-        """Say spans for so long; `owed` of them however long it takes."""
+        """Say spans for so long; one more than `owed` of them however long it takes, and however
+        many bytes: with no more than come meanwhile it would never come to an end."""
         client, spans, said = self.client, self.mirror.pool.spans, self._said
         left = SPANS_PER_BATCH_MAX + owed
         nbytes = 0
@@ -171,8 +173,9 @@ class Republisher:
                 self._say(report, whole.spans[slot].fresh)
                 nbytes += len(report.tokens) + len(report.pages)
                 left -= 1
-                late = left <= SPANS_PER_BATCH_MAX and client.now_us() >= until_us
-                if late or nbytes >= BATCH_BYTES_MAX or client.lost:
+                paid = left < SPANS_PER_BATCH_MAX
+                over = paid and (nbytes >= BATCH_BYTES_MAX or client.now_us() >= until_us)
+                if over or client.lost:
                     left = 0
         client.send_held()
 

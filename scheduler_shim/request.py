@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from directory.core.ids import NO_LEASE, LeaseId
+from directory.core.limits import PROMPT_PAGES_MAX, TOKENS_BYTES_MAX
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from scheduler_shim.content import page_digests
@@ -101,6 +102,11 @@ class Request:
     def match_pages(self) -> int:
         """Pages of `match_tokens`."""
         return (self.prompt_bytes - 1) // self.page_key
+
+    def fits(self, pages: int) -> bool:
+        """Whether the wire carries so much of the path; a report that it does not would cost the
+        daemon."""
+        return pages <= PROMPT_PAGES_MAX and pages * self.page_key <= TOKENS_BYTES_MAX
 
     @property
     def own_pages(self) -> int:

@@ -8,7 +8,8 @@ once, because a thin registration cannot be told what a mirror gives up.
 Quarantined pages are let go when a registration has been answered: a daemon answers only after its
 mover has let go of every earlier pool of the instance, and it does not serve a new epoch before the
 movers of earlier ones are dead. Where no daemon comes, they are let go once nobody has held the
-lock of its folder for a while, which every mover does as long as it lives.
+lock of its folder for a while, which every mover does as long as it lives. What this process still
+has to write for a dead mover is not waited for: those pages are let go when that is over.
 """
 
 from __future__ import annotations
@@ -129,12 +130,7 @@ class Returning:
         if client is None:
             return
         self._attempt = None
-        try:
-            self._count("quarantine_released", self._room.release_quarantine())
-        except TreecoredError as error:
-            client.close()
-            self._fail(str(error))
-            return
+        self._count("quarantine_released", self._room.release_quarantine())
         thin = self._mode == "thin"
         self._republisher = Republisher(self._tree.mirror, client, thin=thin)
         self._tree.returning = self._republisher

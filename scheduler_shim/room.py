@@ -57,8 +57,10 @@ class Room:
         self._count = count
         self._spans = SpanTable(pool.words, pool.page_count)
         self._quarantined = array("I")
+        self._movers_gone = False  # and this process may write yet, for one that is dead
         self.on_quiet: Callable[[], object] = lambda: None
-        """Called when no mover has the pool any more, before the quarantine is released."""
+        """Called when no mover has the pool any more and nothing is written for one, before the
+        quarantine is released."""
         self.tree: OwnTree
         if thin and client is not None:
             self.tree = ThinTree(self._spans, client)
@@ -116,8 +118,17 @@ class Room:
         self._quarantined.extend(pages)
 
     def release_quarantine(self) -> int:
-        """No mover writes into quarantined pages any more; returns how many are free again."""
-        self._pool.settle()  # nor does this process, for a mover that is dead
+        """No mover writes into quarantined pages any more; returns how many are free again. Where
+        this process may write into them yet, for a mover that is dead, `release_late` has them."""
+        self._movers_gone = True
+        return self.release_late()
+
+    def release_late(self) -> int:
+        """Free what no mover has any more once this process does not write into it either, which
+        is not waited for; returns how many pages."""
+        if not self._movers_gone or not self._pool.at_rest:
+            return 0
+        self._movers_gone = False
         self.on_quiet()
         pages, self._quarantined = self._quarantined, array("I")
         return self.free(pages)
@@ -129,6 +140,7 @@ class Room:
         read of the pool, what running rows have of the tree is put into the mirror and protected
         there, and all other pages are free.
         """
+        self._movers_gone = False  # what is quarantined now was the last daemon's mover's
         if isinstance(self.tree, MirroredTree):
             self.tree.client = None
             return

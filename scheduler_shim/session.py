@@ -127,10 +127,10 @@ def register_message(
 def answer_welcome(message: Register, pool: Pool, welcome: Welcome) -> tuple[Register, list[int]]:
     """What is said to a daemon that has welcomed: the registration and its descriptors, with a
     staging slab where the daemon stages and the pool has one."""
-    if not pool.begin_staging(welcome.staging_below):
-        return message, pool.fds
+    staging = pool.begin_staging(welcome.staging_below)
+    # Not the message's own: those were made while the last registration's slab was still offered.
     layout, handles = pool.packed_layout(), pool.packed_handles()
-    return replace(message, layout=layout, handles=handles, staging=True), pool.fds
+    return replace(message, layout=layout, handles=handles, staging=staging), pool.fds
 
 
 def raise_refusal(code: str, message: str) -> None:

@@ -106,9 +106,16 @@ class Speaker(ABC):
         """Take in what has arrived."""
 
     def _attach_again(self) -> bool:
-        """The connection was made anew beneath; whether Attach was said once more."""
-        if not self._attached or self._reattaches >= ATTACHES_MAX:
+        """The connection was made anew beneath; whether Attach was said once more. Many frames may
+        be refused before it arrives: for them it is said once."""
+        if not self._attached:
             return False
+        now = self._link.now_us()
+        if now < self._attach_us:
+            return True
+        if self._reattaches >= ATTACHES_MAX:
+            return False
+        self._attach_us = now + limits.RESEND_AFTER_MS * 1_000 // 4
         self._reattaches += 1
         self._say_attach()
         return True
@@ -120,9 +127,15 @@ class Speaker(ABC):
         if self._lane is not None and self._lane.arena is None:
             self._lane = None
             self._count("lanes_ended")
+            # A connection that has just been made may drop all this; what is sent again later is
+            # refused then, and Attach said once more.
             self._say_attach()
-            self._stream.hurry(self._link.now_us())
-            self._resend_check_us = 0
+            self._say_open()
+
+    def _say_open(self) -> None:
+        """Everything that is open is due: the way that it went is over."""
+        self._stream.hurry(self._link.now_us())
+        self._resend_check_us = 0
 
     def _say_attach(self) -> None:
         self._send(0, Attach(self.registration.pool, self.registration.secret))

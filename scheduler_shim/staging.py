@@ -112,16 +112,15 @@ class Staging:
     def begin(self, below_bytes: int) -> bool:
         """Make a ring for a registration that is to come, if chunks are smaller than so many bytes
         (says whether they are); whatever served the last registration is over. Where that does not
-        end in time, this one has no slab: rows and pages are the last one's still."""
+        end in time, this one has no slab: rows and pages are the last one's still. Nor has it one
+        where this process has no memory, descriptor or thread left for it."""
         if not self._end_stager():
             return False
         if min(buffer.chunk_bytes for buffer in self._layout.buffers) >= below_bytes:
             return False
-        ring = StageRing.make(self._ipc)
         try:
-            self._stager = Stager(ring, self._memory.packer(ring))
-        except TreecoredError as error:
-            ring.close()
+            self._stager = self._make_stager()
+        except (TreecoredError, OSError, RuntimeError) as error:
             log.warning("small pages are not staged: %s", error)
             return False
         return True
@@ -153,6 +152,11 @@ class Staging:
         """So many have been carried out."""
         return self._earlier + (self._stager.taken if self._stager is not None else 0)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether `settle` would not wait."""
+        return self._stager is None or self._stager.at_rest
+
     def settle(self) -> None:
         """Return once everything that movers have asked for until now is done."""
         if self._stager is not None:
@@ -163,6 +167,20 @@ class Staging:
         until the process ends. Repeatable."""
         if self._end_stager():
             self._memory.close()
+
+    def _make_stager(self) -> Stager:
+        """A ring and who serves it. What it raises leaves nothing open."""
+        ring = StageRing.make(self._ipc)
+        try:
+            packer = self._memory.packer(ring)
+            try:
+                return Stager(ring, packer)
+            except BaseException:
+                packer.close()
+                raise
+        except BaseException:
+            ring.close()
+            raise
 
     def _end_stager(self) -> bool:
         """Whether nothing is left of the last registration's; until then `settle` asks it."""
@@ -183,21 +201,35 @@ class Stager:
     """The thread of one ring. It ends with the process, or by `close`."""
 
     def __init__(self, ring: StageRing, packer: Packer) -> None:
+        """Take both over. Raises `OSError` or `RuntimeError` where there is no descriptor or no
+        thread left; ring and packer are still yours."""
         self._ring = ring
         self._packer = packer
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = self._closed = False
-        self._at_rest = False
+        self._ended = False
         """Whether the thread has ended and what it had queued is over."""
         self._queues = False  # whether anything was ever queued
         self.taken = ring.head
         self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._event)
+            raise
 
     @property
     def fds(self) -> list[int]:
         """The ring, and what wakes this thread."""
         return [self._ring.fd, self._event]
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether everything posted until now is done. Never waits."""
+        if self._closed or self._ring.done >= self._wanted:
+            return True
+        wake(self._event)  # a mover that died may have posted and not said so
+        return self._ended
 
     def settle(self) -> None:
         """Return once everything posted until now is done. One that has ended does nothing more.
@@ -205,10 +237,10 @@ class Stager:
         written."""
         if self._closed:
             return
-        wanted = min(self._ring.head, self._ring.done + ENTRIES)  # head is the mover's to write
+        wanted = self._wanted
         wake(self._event)  # a mover that died may have posted and not said so
         give_up = time.monotonic() + SETTLE_S_MAX
-        while self._ring.done < wanted and not self._at_rest:
+        while self._ring.done < wanted and not self._ended:
             if time.monotonic() > give_up:
                 raise TransferError(f"the stager is at {self._ring.done} of {wanted} requests")
             time.sleep(SETTLE_POLL_S)
@@ -221,13 +253,17 @@ class Stager:
         self._closing = True
         wake(self._event)
         self._thread.join(CLOSE_S_MAX)
-        if self._thread.is_alive() or not self._at_rest:
+        if self._thread.is_alive() or not self._ended:
             return False
         self._closed = True
         self._packer.close()
         os.close(self._event)
         self._ring.close()
         return True
+
+    @property
+    def _wanted(self) -> int:
+        return min(self._ring.head, self._ring.done + ENTRIES)  # head is the mover's to write
 
     def _run(self) -> None:
         try:
@@ -239,7 +275,7 @@ class Stager:
             if self._comes_to_rest():
                 self._serve(self._refuse)
         if self._comes_to_rest():
-            self._at_rest = True
+            self._ended = True
 
     def _serve(self, each: Callable[[int], None]) -> None:
         poller = select.poll()

@@ -57,7 +57,8 @@ class ThinTree:
         self._locking: dict[int, tuple[Request, Found]] = {}  # asked locks, by their questions
         self._protected = ProtectedPaths()
         self._paths: dict[int, bytes] = {}  # what each request's lease protects, by its number
-        self._doubtful: list[bytes] = []  # what a lease protects whose answer has not come
+        self._doubtful: dict[int, tuple[Match, int]] = {}
+        """Questions for leases that had no answer, and how many pages each may protect at most."""
 
     def find(self, key: NamespaceKey, tokens: bytes, before: Found | None = None) -> Found:
         """As it was found last, where nothing has changed since; else ask, without a lease."""
@@ -99,7 +100,8 @@ class ThinTree:
     def hold(self, request: Request, found: Found) -> bool:
         """Ask for a lease of the node. What was given up meanwhile is looked at first.
 
-        Without an answer the daemon is given up: the caller's row counts then, as every row does.
+        Without an answer the daemon is given up: the caller's row counts then, as every row does,
+        unless something was given up meanwhile; then it is empty, and nothing is held.
         """
         if not found.pages:
             return True
@@ -133,6 +135,9 @@ class ThinTree:
         self.asks(request.key, tokens)
         reply = self._call(Match(request.name, request.attempt, request.key, tokens))
         if not isinstance(reply, Matched):
+            if found.changes < self._gave_up:
+                # Its pages may be another row's by now: whatever comes next must not take them.
+                request.row, request.tree_pages = array("I"), 0
             self._client.lose("no answer to Match: what was found would not be protected")
             return False
         request.lease(reply.receipt)
@@ -158,10 +163,17 @@ class ThinTree:
         Returns up to which page the path can be had; a refusal or no answer is a miss.
         """
         self.asks(request.key, request.match_tokens)
-        reply = self._call(question(request)) if request.match_pages else None
+        if not request.match_pages:
+            return len(request.row)
+        asked = question(request)
+        seq = self._client.ask(asked)
+        try:
+            reply = self._client.answer(seq)
+        except TreecoredError:
+            return len(request.row)
         if not isinstance(reply, Matched):
-            if reply is None and request.row:
-                self._doubtful.append(request.row.tobytes())
+            # More may be there by now than when the row was found.
+            self._doubtful[seq] = asked, request.match_pages
             return len(request.row)
         # The new lease is there before that of an earlier attempt goes.
         self.release(request)
@@ -316,13 +328,19 @@ class ThinTree:
         """Counted here: nobody else protects pages of this pool. What a lease may protect whose
         answer has not come counts as protected until it has, and was released."""
         protected = self._protected.pages
-        if self._doubtful:
-            if self._client.abandoned_count:
-                protected += sum(len(path) // 4 for path in self._doubtful)
-            else:
-                self._doubtful.clear()
+        if self.doubts:
+            protected += sum(most for _, most in self._doubtful.values())
         protected = min(protected, self.pages)
         return Totals(self.pages - protected, protected)
+
+    @property
+    def doubts(self) -> bool:
+        """Whether leases may be out that nobody here has. One ends with its own question: its late
+        answer has come and the lease was released, or a list of live requests has made it fall."""
+        may, doubtful = self._client.may_lease, self._doubtful
+        if doubtful:
+            self._doubtful = {seq: it for seq, it in doubtful.items() if may(seq, it[0])}
+        return bool(self._doubtful)
 
     def check(self) -> list[str]:
         """What is counted here: spans and leases."""

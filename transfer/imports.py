@@ -202,12 +202,12 @@ def open_slab(
         raise ImportFailed("the last allocation is to be the slab, and buffers lie in it")
     ring = StageRing.take_over(tables, fds[0])
     try:
-        ring.check()
+        head = ring.check()
         wake_fd = check_wake(fds[1])
     except (ImportFailed, OSError) as error:
         ring.close()
         raise ImportFailed(f"stage ring: {error}") from error
-    return Slab(pool, number, layout.allocation_bytes[number], ring, wake_fd)
+    return Slab(pool, number, layout.allocation_bytes[number], ring, wake_fd, head)
 
 
 def _pages(place: Place, pages: bytes, pools: MappingOf[PoolId, ImportedPool]) -> bytes:

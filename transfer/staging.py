@@ -51,14 +51,21 @@ class Slab:
     """One pool's slab: its parts and its ring. Mutated by the engine's staged copies."""
 
     def __init__(
-        self, pool: PoolId, allocation: int, nbytes: int, ring: StageRing, wake_fd: int
+        self,
+        pool: PoolId,
+        allocation: int,
+        nbytes: int,
+        ring: StageRing,
+        wake_fd: int,
+        head: int,
     ) -> None:
-        """Take ring and descriptor over. `allocation`: number of the slab among the pool's."""
+        """Take ring and descriptor over. `allocation`: number of the slab among the pool's;
+        `head`: of the ring, as it was checked."""
         self.pool = pool
         self.allocation = allocation
         self.nbytes = nbytes
         self.ring = ring
-        self._posted = self.left_over = ring.head
+        self._posted = self.left_over = head
         """What an earlier mover asked for: until it is done no row may be touched."""
         self.moved_us = 0
         """When the scheduler was last seen to have done something."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -156,7 +157,13 @@ class AccessLog:
         self._standing: dict[object, Room | Named] = {}
         self._said: list[Room | Named] = []
         self._fd = -1
+        self._path = folder
+        """Of the file that is open."""
         self._file_bytes = 0
+        self._file_blocks = 0
+        """Beside the one that it begins with."""
+        self._old: list[Path] = []
+        """Files that go once this one has a block."""
         self._missing = 0
         self._now_us = 0
         self.frames_written = 0
@@ -207,10 +214,12 @@ class AccessLog:
             self.last_error = f"{error.strerror or error}"
             self._missing += block.accesses
             self.records_lost += block.accesses
-            self._end()
+            self._give_up()
         else:
+            self._file_blocks += 1
             self.frames_written += block.frames
             self._missing = 0
+            self._remove_old()
         for frame in self._said:
             self._stand(frame)
         self._said.clear()
@@ -231,18 +240,17 @@ class AccessLog:
             del self._standing[next(iter(self._standing))]
 
     def _begin(self) -> None:
-        """Start the next file, and remove the oldest where there are too many."""
+        """Start the next file. Where there are too many then, the oldest go only when it has a
+        block: a disk that takes nothing must not cost what it has."""
         self._end()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = log_files(self._folder)
         number = _number(files[-1]) + 1 if files else 1
-        path = self._folder / f"access-{number:08d}{SUFFIX}"
+        self._path = self._folder / f"access-{number:08d}{SUFFIX}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(path, flags, 0o600)
-        self._file_bytes = 0
-        self.files_begun += 1
-        for old in files[: max(0, len(files) + 1 - self._files_max)]:
-            old.unlink(missing_ok=True)
+        self._fd = os.open(self._path, flags, 0o600)
+        self._file_bytes = self._file_blocks = 0
+        self._old = files[: max(0, len(files) + 1 - self._files_max)]
         epoch, keyed, software = self._began
         head = Block()
         head.add(
@@ -257,6 +265,7 @@ class AccessLog:
         for frame in self._standing.values():
             head.add(frame)
         self._write(MAGIC + head.seal())
+        self.files_begun += 1
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -266,10 +275,27 @@ class AccessLog:
         self._file_bytes += len(data)
         self.bytes_written += len(data)
 
+    def _give_up(self) -> None:
+        """Close a file that could not be written; one without a block says nothing, and goes."""
+        begun = self._fd >= 0
+        self._end()
+        if begun and not self._file_blocks:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _remove_old(self) -> None:
+        old, self._old = self._old, []
+        for path in old:
+            with suppress(OSError):  # such files are met again when the next one begins
+                path.unlink()
+
     def _end(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            try:
+                os.close(fd)
+            except OSError as error:
+                self.last_error = f"{error.strerror or error}"
 
     def __repr__(self) -> str:
         return f"<AccessLog {self._folder} {self.frames_written} frames, {self.records_lost} lost>"

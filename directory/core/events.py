@@ -113,10 +113,9 @@ class Restore(Body, frozen=True, tag="restore"):
     `quiet`: timeline values (forward, current) after which the target pages are quiet. The answer
     comes when the pages have landed or are lost; until then the pages are the mover's.
     `landing` (counter, value), (0, 0) for none: a counter of the timelines table, from LANDINGS
-    on, that stands at the value now. Where all pages come from the host tier it reads value + n
-    once the first n layers have landed, and until the answer nobody else writes it; with a
-    counter the host tier comes before other pools, whose pages land whole, and then the counter
-    is left alone.
+    on, that stands at the value now. It reads value + n once the first n layers have landed, and
+    until the answer nobody else writes it; with a counter nothing is read out of other pools, and
+    the restore is lost where the host tier does not have all of it.
     """
 
     request: str

@@ -2,8 +2,8 @@
 
 Owns the copies in flight and the queue of wished backups. Backups: a node is copied to the host
 when its parent is resident there, so the host is closed under ancestors at every moment.
-Restores: all or nothing, peers first (validated by span words), the host as their fallback. It
-publishes nothing at a pool: only the pool's owner reports what landed there.
+Restores: all or nothing, peers first (validated by span words), the host as their fallback; by
+layers out of the host alone. It publishes nothing at a pool: only its owner reports what landed.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ class Transfers:
         self._check_landing(pool, body.landing)
         if pool.restores >= limits.RESTORES_PER_POOL_MAX:
             raise TooMany(f"{pool.restores} restores are in flight; wait for some to land")
-        return self._begin_restore(pool, seq, body, lease.end, peers=True)
+        # A stream that waits for layers must not wait for another pool's stream: that one can be
+        # waiting for layers out of this pool.
+        return self._begin_restore(pool, seq, body, lease.end, peers=not body.landing[0])
 
     def _check_landing(self, pool: PoolState, landing: tuple[int, int]) -> None:
         counter, first = landing
@@ -198,9 +200,7 @@ class Transfers:
             if node.resident(HOST) is not None and first < stop:
                 claim = node
             if first < last:
-                source = self._source(
-                    node, not_pool=pool.place, peers=peers, host_first=bool(body.landing[0])
-                )
+                source = self._source(node, not_pool=pool.place, peers=peers)
                 if source is None:
                     return self._lost(pool.place, seq, "a page is restorable from nowhere now")
                 residency = node.there(source)
@@ -349,21 +349,9 @@ class Transfers:
     # Private.
 
     def _source(
-        self,
-        node: Node,
-        *,
-        not_pool: PoolId = 0,
-        peers: bool = True,
-        hosts: bool = True,
-        host_first: bool = False,
+        self, node: Node, *, not_pool: PoolId = 0, peers: bool = True, hosts: bool = True
     ) -> Place | None:
-        """Return where to read a node from: a live pool first, then the host, else None.
-
-        `host_first`: the other way round. A scheduler's stream that waits for layers must not wait
-        for another pool's stream: that one can be waiting for layers out of this pool.
-        """
-        if host_first and node.resident(HOST) is not None:
-            return HOST
+        """Return where to read a node from: a live pool first, then the host, else None."""
         if peers:
             at = node.here
             while at is not None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from directory.daemon.kv_feed import KvFeed
 from directory.daemon.metrics_feed import Exporter
+from directory.daemon.pacing import is_late
 from directory.daemon.recording import Recording
 
 QUIET_US: Final = 2_000
@@ -53,7 +54,7 @@ class Background:
         recording = self._recording
         if not quiet:
             self._asked_us = now_us
-            if recording.pressed:
+            if recording.pressed or is_late(recording.ready_us, now_us):
                 recording.hurry(now_us)
         elif recording.ready_us is not None and (
             now_us >= max(recording.ready_us, self._asked_us + QUIET_US)

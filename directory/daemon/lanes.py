@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from directory.core import limits
-from directory.core.errors import BadMessage
+from directory.core.errors import BadMessage, TooLarge
 from directory.core.ids import PoolId
 from directory.daemon.loop import Loop
 from directory.protocol.endpoint import Endpoint
@@ -23,8 +23,15 @@ from directory.protocol.messages import Extent
 from transfer.ipc.lane import FrameLane, LaneOver
 from transfer.ipc.memory import SharedMemoryIPC
 
+EXTENT_BYTES_MAX: Final = max(limits.TOKENS_BYTES_MAX, limits.PAGES_BYTES_MAX)
 KNOWN_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one client's arena, remembered by number: who waits in a queue is matched again and again."""
+KNOWN_LENGTH_MIN: Final = 1024
+"""What is shorter is copied each time: remembering it costs more memory than it has bytes."""
+FRAMES_PER_TURN_MAX: Final = 256
+"""Carried out of one lane before others have their turn, as of the router."""
+COPIED_PER_TURN_MAX: Final = limits.MESSAGE_BYTES_MAX
+"""Out of one arena, too, but for the message that reaches it: its frame is small, it is not."""
 TOUCHED_BYTES: Final = 2 * 1024 * 1024
 LANE_FDS: Final = 2
 """Descriptors of an `OpenLane`: one end of the socket pair, the arena's memory."""
@@ -58,11 +65,16 @@ class ClientLane:
         self._nbytes = nbytes
         self.frames = FrameLane(sock)
         self.serving = False
+        self.left: list[bytes] = []
+        """Frames that were received and are for the next turn."""
+        self.copied = 0
+        """Bytes that this turn's messages had copied out of the arena."""
         self._known: dict[int, bytes] = {}
         self._known_bytes = 0
 
     def read(self, extent: Extent) -> bytes:
-        """Copy a part of the arena out; raises `BadMessage` for one that is not all in it.
+        """Copy a part of the arena out; raises `BadMessage` for one that is not all in it, and
+        `TooLarge` for one that is longer than any message's, before anything is copied.
 
         What has a number is copied once, as long as there is room to remember it.
         """
@@ -73,8 +85,11 @@ class ClientLane:
         end = offset + length
         if offset < 0 or length < 0 or end > self._nbytes:
             raise BadMessage(f"bytes {offset} to {end} of an arena of {self._nbytes} bytes")
+        if length > EXTENT_BYTES_MAX:
+            raise TooLarge(f"{length} bytes of an arena, at most {EXTENT_BYTES_MAX}")
         data = bytes(self._mapping.view[offset:end])
-        if number and number not in self._known:
+        self.copied += length
+        if number and length >= KNOWN_LENGTH_MIN and number not in self._known:
             self._known[number] = data
             self._known_bytes += length
             while self._known_bytes > KNOWN_BYTES_MAX:
@@ -143,29 +158,41 @@ class Lanes:
         return len(self._lanes)
 
     def _serve(self, lane: ClientLane, events: int) -> None:
-        """Carry out what one read brings; what is left has the loop come back."""
+        """Carry out what one read brings, a bounded number of frames; what is left has the loop
+        come back. Who sends what is no message at all goes on by ZeroMQ."""
         frames, endpoint = lane.frames, self._endpoint
         if events & select.EPOLLOUT and frames.flush():
             self._loop.want_write(frames.fileno(), False)
         try:
-            received = frames.receive()
+            received = lane.left or frames.receive(FRAMES_PER_TURN_MAX)
         except LaneOver as over:
             log.debug("lane over", pool=lane.pool, reason=str(over))
             self.close(lane.pool)
             return
-        if not received:
-            return
+        lane.left, lane.copied = [], 0
         # What is answered to reports goes back in one piece: it wakes the client once.
-        lane.serving = True
-        for frame in received:
+        lane.serving, broken = True, False
+        for at, frame in enumerate(received):
+            if lane.copied >= COPIED_PER_TURN_MAX:
+                lane.left = received[at:]
+                break
             waits = endpoint.take_lane(lane.pool, frame)
             if frames.closed:
                 return  # its registration has ended over this message
+            if waits is None:
+                broken = True
+                break
             if waits:
                 lane.send_held()
-        endpoint.acknowledge()
+        if received:
+            endpoint.acknowledge()
         lane.serving = False
         lane.send_held()
+        if broken:
+            log.debug("lane over", pool=lane.pool, reason="a frame that is no message")
+            self.close(lane.pool)
+        elif frames.more or lane.left:
+            self._loop.call_again(frames.fileno())
 
 
 def _stream_socket(fd: int) -> socket.socket:

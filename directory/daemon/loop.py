@@ -57,6 +57,7 @@ class Loop:
         self._can_spin = len(os.sched_getaffinity(0)) > 1
         self._close = False  # what came last came close upon its forerunner
         self._took_ns: dict[int, int] = {}  # by descriptor, the last time
+        self._again: set[int] = set()  # to be called the next time, whatever epoll says
 
     def watch(self, fd: int, callback: Callback) -> None:
         """Call back whenever the descriptor is readable or has hung up."""
@@ -72,6 +73,13 @@ class Loop:
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
             self._took_ns.pop(fd, None)
+            self._again.discard(fd)
+
+    def call_again(self, fd: int) -> None:
+        """Call a descriptor's callback in the next turn (mask 0 if epoll has nothing of it): what
+        it has read and left must not wait until more comes."""
+        if fd in self._callbacks:
+            self._again.add(fd)
 
     def watch_hidden(self, source: HiddenSource) -> None:
         """Serve the one source that epoll cannot see the state of."""
@@ -85,9 +93,12 @@ class Loop:
         What would make the turn a long one is left to the next.
         """
         hidden = self._hidden
-        if hidden is not None and hidden.pending():
+        if self._again or (hidden is not None and hidden.pending()):
             timeout_s = 0
         ready = self._wait(timeout_s)
+        if self._again:
+            told = {fd for fd, _ in ready}
+            ready += [(fd, 0) for fd in self._again if fd not in told]
         if hidden is not None and any(fd == self._hidden_fd for fd, _ in ready):
             hidden.woken()
         self._call(ready)
@@ -108,6 +119,7 @@ class Loop:
             if at > begun and at - begun + took.get(fd, 0) > TURN_NS:
                 took[fd] = took.get(fd, 0) // 2
                 continue
+            self._again.discard(fd)
             callback(events)
             ended = monotonic_ns()
             if fd in callbacks:
@@ -116,7 +128,7 @@ class Loop:
 
     def waiting(self) -> bool:
         """Whether anything is there to be served now; nothing of it is taken."""
-        if self._epoll.poll(0, 1):
+        if self._again or self._epoll.poll(0, 1):
             return True
         return self._hidden is not None and self._hidden.pending()
 

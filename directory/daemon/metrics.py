@@ -3,7 +3,7 @@
 Owns the names and their meaning (docs/metrics.md has the table). There are counters and histograms
 only, with labels whose values cannot grow for ever: a gauge that is overwritten says whatever
 happened last. It knows no socket and no process: metrics_feed.py is the daemon's end,
-metrics_main.py the program that puts samples into words.
+exporter.py puts samples into words in a process of its own.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ def samples(report: StatsReport) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
+class NoReport(Exception):
+    """The daemon has not said its sums in time. That is no report of nothing."""
+
+
 class Collector:
     """What prometheus_client asks. `report`: makes a report, or None when that takes too long."""
 
@@ -108,12 +112,12 @@ class Collector:
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of this moment; none when the daemon is too busy to say."""
+        """The metrics of this moment. Raises `NoReport` when the daemon is too busy to say."""
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
         report = self._report()
         if report is None:
-            return
+            raise NoReport("the daemon is too busy to say")
         values = samples(report)
         for name in COUNTERS:
             family = CounterMetricFamily(PREFIX + name.name, name.meaning, labels=name.labels)

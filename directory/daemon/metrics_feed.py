@@ -8,6 +8,7 @@ never waits for the exporter, and goes on without it.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +31,7 @@ from directory.core.errors import TreecoredError
 from directory.daemon.clock import now_us
 from directory.daemon.config import LogFormat, LogLevel, Settings
 from directory.daemon.loop import Loop
+from directory.daemon.preflight import PORTS_AGAIN_S, PORTS_DEADLINE_S
 from directory.daemon.runtime import StartError
 from directory.protocol.admin import StatsReport
 from transfer.ipc.channel import FdChannel
@@ -40,6 +43,8 @@ PROGRAM: Final = "directory.daemon.metrics_main"
 RESTART_AFTER_US: Final = 1_000_000
 BACKLOG: Final = 16
 """Who asks while an exporter is being started waits."""
+KILLED_S_MAX: Final = 0.5
+"""How long the end of one that was killed is waited for; the kernel may be busy with it."""
 
 log = structlog.get_logger("metrics")
 
@@ -116,7 +121,7 @@ class Exporter:
             self._restart_us = now_us() + RESTART_AFTER_US
 
     def close(self) -> None:
-        """Serve no more; a file keeps the last counters. Repeatable."""
+        """Serve no more; a file stays as it was written last. Repeatable."""
         self._bury()
         if self._listener is not None:
             self._listener.close()
@@ -163,7 +168,10 @@ class Exporter:
                 for fd in fds:
                     os.close(fd)
             if asked:
-                channel.send(msgspec.msgpack.encode(self._report()))
+                # An answer each: the exporter counts those that have not come in time.
+                answer = msgspec.msgpack.encode(self._report())
+                for _ in asked:
+                    channel.send(answer)
                 if channel.want_write:
                     self._loop.want_write(self._watched_fd, True)
         except (TreecoredError, OSError) as error:
@@ -187,7 +195,10 @@ class Exporter:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+            try:
+                self._process.wait(KILLED_S_MAX)
+            except subprocess.TimeoutExpired:
+                log.warning("the exporter of metrics does not end", exporter=self.pid)
             self._process = None
 
     def __repr__(self) -> str:
@@ -201,10 +212,16 @@ def _listen(host: str, port: int) -> socket.socket:
             "collector on this machine pass them on"
         )
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        return socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise StartError(f"metrics: {host}:{port} cannot be had: {error}") from None
+    # The exporter of a dead daemon dies with it, but not in the same moment.
+    give_up = time.monotonic() + PORTS_DEADLINE_S
+    while True:
+        try:
+            return socket.create_server((host.strip("[]"), port), family=family, backlog=BACKLOG)
+        except (OSError, OverflowError) as error:
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            if not taken or time.monotonic() >= give_up:
+                raise StartError(f"metrics: {host}:{port} cannot be had: {error}") from None
+        time.sleep(PORTS_AGAIN_S)
 
 
 def _writable(path: Path) -> str:

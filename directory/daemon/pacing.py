@@ -3,8 +3,9 @@
 Owns the numbers and no clock. What is to be logged waits until there is something to do it for: a
 match that comes right after other work finds the processor's caches full of that, and takes
 longer, so work is done seldom and much at once, in pieces between which is looked whether somebody
-asks. Where nobody ever pauses, it gets a share of the time, and the larger a one the fuller the
-queue is: nothing is dropped as long as half of the daemon's time is enough for all that there is.
+asks. Where nobody ever pauses, it gets a share of the time once it has waited for long, and the
+larger a one the fuller the queue is: nothing is dropped as long as half of the daemon's time is
+enough for all that there is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ BATCH_US: Final = 250_000
 BATCH_FILL: Final = 1 / 8
 """...or until the queue is so full."""
 PRESSED_FILL: Final = 1 / 2
-"""A queue so full waits for no quiet moment any more: it has..."""
+"""A queue so full waits for no quiet moment any more,..."""
+LATE_US: Final = 2_000_000
+"""...nor does what was worth doing so long ago: it has..."""
 SHARE_MIN: Final = 1 / 20
 """...this share of the time, and..."""
 FULL: Final = 7 / 8
@@ -37,8 +40,13 @@ def share_of(fill: float) -> float:
     return SHARE_MIN + part * (SHARE_MAX - SHARE_MIN)
 
 
-def burst_us(others_us: int, fill: float) -> int:
+def is_late(ready_us: int | None, now_us: int) -> bool:
+    """Whether what was worth doing from a moment on waits for no quiet moment any more."""
+    return ready_us is not None and now_us - ready_us >= LATE_US
+
+
+def burst_us(others_us: int, fill: float, *, late: bool = False) -> int:
     """How long it may work now, for others have had the time for so long."""
-    share = share_of(fill)
+    share = max(share_of(fill), SHARE_MIN if late else 0.0)
     earned_us = int(others_us * share / (1 - share))
     return min(earned_us, BURST_US_MAX) if earned_us >= BURST_US_MIN else 0

@@ -33,6 +33,8 @@ PORTS_DEADLINE_S: Final = 2.0
 """How long a start waits for the publisher of a dead daemon: it dies with it."""
 PORTS_AGAIN_S: Final = 0.02
 GPU_PREFIX: Final = "cuda:"
+EVERY_HOST: Final = ("*", "0.0.0.0", "[::]")
+NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 log = structlog.get_logger("daemon")
 
@@ -99,7 +101,7 @@ def _ports(settings: Settings) -> None:
         _try_port("kv_events", first, port, give_up)
     if settings.kv_events_union:
         union = parse(settings.kv_events_union)
-        if abs(union.port - first.port) < PORTS_EACH:
+        if abs(union.port - first.port) < PORTS_EACH and _meet(first.host, union.host):
             raise StartError(
                 f"kv_events_union: {union.events} and kv_events {first.events} meet: a stream "
                 f"takes {PORTS_EACH} ports in a row"
@@ -115,17 +117,34 @@ def _try_port(name: str, address: Address, port: int, give_up: float) -> None:
         place = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
     except OSError:
         return  # such as the name of an interface: the publisher knows those
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        while True:
-            try:
+    while True:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(place)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() >= give_up:
-                    raise StartError(
-                        f"{name}: tcp://{address.host}:{port} cannot be had: {error.strerror}; a "
-                        f"stream takes {PORTS_EACH} ports in a row, choose others"
-                    ) from None
-                time.sleep(PORTS_AGAIN_S)
-            else:
-                return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= give_up:
+                cure = f"a stream takes {PORTS_EACH} ports in a row, choose others"
+                if error.errno in NOT_HERE:
+                    cure = f"choose another host: this machine does not have {address.host}"
+                raise StartError(
+                    f"{name}: tcp://{address.host}:{port} cannot be had: {error.strerror}; {cure}"
+                ) from None
+            time.sleep(PORTS_AGAIN_S)
+        else:
+            return
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two hosts of this machine cannot both have a port, as far as can be told."""
+    if one == other or one in EVERY_HOST or other in EVERY_HOST:
+        return True
+    return bool(_numbers(one) & _numbers(other))
+
+
+def _numbers(host: str) -> set[str]:
+    """The addresses that a host stands for; none where only the publisher can tell."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return set()

@@ -28,7 +28,7 @@ from directory.core.node import Node, Space, Tap
 from directory.core.place import PoolState
 from directory.daemon import clock
 from directory.daemon.names import Names, fields_of
-from directory.daemon.pacing import BATCH_FILL, BATCH_US, PRESSED_FILL, burst_us
+from directory.daemon.pacing import BATCH_FILL, BATCH_US, PRESSED_FILL, burst_us, is_late
 from directory.daemon.stats import Sums
 from directory.protocol.admin import CauseReport, HotPrefix, LogReport
 from directory.protocol.ended import Ended, Wanted, unsound
@@ -197,10 +197,14 @@ class Recording:
     def hurry(self, now_us: int) -> None:
         """Somebody asks all the time: do as much as the queue needs, and no more."""
         fill = 0.0 if self._recorder is None else self._recorder.fill
-        allowed_us = burst_us(now_us - self._worked_us, fill)
+        since_us = self.ready_us
+        late = is_late(since_us, now_us)
+        allowed_us = burst_us(now_us - self._worked_us, fill, late=late)
         if allowed_us:
             give_up_us = self._clock() + allowed_us
             self._go_on(now_us, lambda: self._clock() >= give_up_us)
+            if late and self._recorder is not None and len(self._recorder):
+                self.ready_us = since_us  # what is left waits no less for it
 
     def _go_on(self, now_us: int, over: Callable[[], bool]) -> None:
         recorder, access_log = self._recorder, self._log

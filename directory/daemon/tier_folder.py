@@ -96,6 +96,7 @@ def choose(runtime_dir: Path, host_dir: Path | None, nbytes: int) -> Path | None
 
 def defaults(runtime_dir: Path) -> list[Path]:
     """The places that are tried where the user chose none, in order."""
+    runtime_dir = Path(os.path.abspath(runtime_dir))  # as the daemon that makes them has it
     name = blake2b(os.fsencode(runtime_dir), digest_size=8).hexdigest()
     return [runtime_dir / "host", _users_folder() / name]
 

@@ -149,7 +149,8 @@ class Endpoint:
         try:
             if len(frames) != 1:
                 raise BadMessage(f"a message is one frame, not {len(frames)}")
-            envelope = self._decode(frames[0])
+            envelope = decode_envelope(frames[0])
+            self._check_epoch(envelope)
             if isinstance(envelope.body, Attach):
                 self._attach(identity, envelope.body)
             elif client is None:
@@ -160,16 +161,19 @@ class Endpoint:
         except TreecoredError as error:
             self._say(identity, client, self._refusal(error))
 
-    def take_lane(self, pool: PoolId, frame: bytes) -> bool:
+    def take_lane(self, pool: PoolId, frame: bytes) -> bool | None:
         """Carry out one message that came by a pool's lane, or refuse it.
 
-        Returns whether somebody waits for the answer, and more so than for those to come.
+        Returns whether somebody waits for the answer, and more so than for those to come; None: it
+        was no message at all, and its lane is to be closed.
         """
         client = self.clients[pool]
         self._counters["frames"] += 1
         client.by_lane = True
+        envelope: Envelope | None = None
         try:
-            envelope = self._decode(frame)
+            envelope = decode_envelope(frame)
+            self._check_epoch(envelope)
             if isinstance(envelope.body, Attach):
                 raise BadMessage("a lane is attached by its session; say Attach by a connection")
             self._stream(client, envelope, envelope.body)
@@ -177,13 +181,11 @@ class Endpoint:
         except TreecoredError as error:
             said = ReplyEnvelope(self.epoch, client.stream.acked, 0, self._refusal(error))
             self._send_to(client, encode(said))
-            return True
+            return None if envelope is None else True
 
-    def _decode(self, frame: bytes) -> Envelope:
-        envelope = decode_envelope(frame)
+    def _check_epoch(self, envelope: Envelope) -> None:
         if envelope.epoch != self.epoch:
             raise StaleEpoch("the message belongs to another epoch; register again")
-        return envelope
 
     def _refusal(self, error: TreecoredError) -> Refused:
         kind = "frames_malformed" if isinstance(error, ProtocolError) else "frames_stale"

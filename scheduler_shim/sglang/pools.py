@@ -312,6 +312,11 @@ class SglangPool:
         """So many times movers had pages packed or unpacked."""
         return self.staging.requests if self.staging is not None else 0
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether the stager is."""
+        return self.staging is None or self.staging.at_rest
+
     def settle(self) -> None:
         """Wait for the stager."""
         if self.staging is not None:

@@ -20,7 +20,6 @@ from typing import Final
 from directory.core.actions import AnyReply
 from directory.core.errors import TreecoredError
 from directory.core.ids import NO_LEASE
-from directory.core.limits import PROMPT_PAGES_MAX, TOKENS_BYTES_MAX
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import unpack_pages
 from scheduler_shim.client import DaemonClient
@@ -139,7 +138,7 @@ class Shim(Tally):
         The caller rewrites SGLang's row, frees the duplicates and looks for a loss, in this order.
         None: nothing was published, and the pages are the request's own as before.
         """
-        if not pages or not self.in_force(request) or not _fits(request, pages):
+        if not pages or not self.in_force(request) or not request.fits(pages):
             return None
         result = self._try_publish(request, pages, written, keep=keep)
         if result is None and self.look_for_loss():
@@ -165,6 +164,8 @@ class Shim(Tally):
         an engine that is short of what it has promised.
         """
         freed = self.room.evict(min(pages, self.tree.totals.evictable))
+        if freed < pages and self.tree.doubts:  # more may go than is promised
+            freed += self.room.evict(pages - freed)
         if freed < pages and len(self._held.fills):
             self.count("evictions_waited")
             self._held.forget_all()
@@ -358,12 +359,11 @@ class Shim(Tally):
 
     def _wait_for_answers(self, waiting: Sequence[Waiting]) -> None:
         """Sleep until a frame comes, if nobody in the queue could be admitted instead."""
-        client = self.client
-        window = waiting[: self.settings.window]
-        if client is None or not all(self._held.held(req.rid) for req in window):
-            return
-        client.wait(self.settings.idle_wait_us)
-        self.take_answers()
+        client, window = self.client, waiting[: self.settings.window]
+        if client is not None and all(self._held.held(req.rid) for req in window):
+            client.wait(self.settings.idle_wait_us)
+            self.take_answers()
+            client.send_held()  # a forward pass may come next, and what it asks is timed already
 
     def _say_who_lives(self, *, idle: bool) -> None:
         client = self.client
@@ -393,8 +393,3 @@ class Shim(Tally):
 
     def __repr__(self) -> str:
         return f"<Shim {self.mode}, {self._held!r}, {self.room!r}>"
-
-
-def _fits(request: Request, pages: int) -> bool:
-    """Whether the wire carries the path; a report that it does not would cost the daemon."""
-    return pages <= PROMPT_PAGES_MAX and pages * request.page_key <= TOKENS_BYTES_MAX

@@ -1,5 +1,6 @@
 """The access log is bounded, rotates, and is read after any crash without believing damage."""
 
+import errno
 import os
 import struct
 import zlib
@@ -200,6 +201,56 @@ def test_a_disk_that_refuses_costs_records_and_never_an_error(tmp_path: Path) ->
     frames = list(LogReader(tmp_path / "log"))
     assert [record.request for record in accesses(frames)] == ["kept"]
     assert [frame.records for frame in frames if isinstance(frame, Dropped)] == [1]
+
+
+@pytest.mark.parametrize("takes", [0, 1])
+def test_a_disk_that_refuses_for_long_costs_no_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: int
+) -> None:
+    log = AccessLog(tmp_path, block_bytes=1, file_bytes_max=1, files_max=3)
+    for record in some(5):
+        log.add(record, 0)
+    before = {path: path.read_bytes() for path in log_files(tmp_path)}
+    assert len(before) == 3
+    write, written = os.write, []
+
+    def refuse(fd: int, data: bytes) -> int:
+        """Takes the beginning of a new file at most."""
+        written.append(fd)
+        if len(written) % (takes + 1) != 0:
+            return write(fd, data)
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "write", refuse)
+    for record in some(20):
+        log.add(record, 1)
+    monkeypatch.undo()
+    assert len(written) == 20 * (takes + 1)
+    assert {path: path.read_bytes() for path in log_files(tmp_path)} == before
+    log.add(access("A", request="kept"), 2)
+    log.close(2)
+    assert len(log_files(tmp_path)) == 3
+    frames = list(LogReader(tmp_path))
+    assert accesses(frames)[-1].request == "kept"
+    assert [frame.records for frame in frames if isinstance(frame, Dropped)] == [20]
+
+
+def test_old_files_that_cannot_be_removed_cost_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AccessLog(tmp_path, block_bytes=1, file_bytes_max=1, files_max=2)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for record in some(4):
+        log.add(record, 0)
+    monkeypatch.undo()
+    assert (len(log_files(tmp_path)), log.records_lost) == (4, 0)
+    log.add(access("A"), 1)
+    log.close(1)
+    assert len(log_files(tmp_path)) == 2
 
 
 def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from collections import deque
 from typing import Final
 
@@ -39,6 +40,8 @@ class FrameLane:
         self._receive_into = sock.recv_into
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
+        self.more = False
+        """Whether frames that have arrived were left for the next `receive`."""
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._held: list[bytes] = []
@@ -140,9 +143,15 @@ class FrameLane:
                 self._unsent.popleft()
         return True
 
-    def receive(self) -> list[bytes]:
-        """Frames that have arrived, by one read: there may be more. Raises `LaneOver`."""
+    def receive(self, most: int = sys.maxsize) -> list[bytes]:
+        """Frames that have arrived, by one read: there may be more. Raises `LaneOver`.
+
+        With `most`, those beyond it stay here (`more`): polling does not tell of them, and the next
+        call hands out of them and reads nothing.
+        """
         filled = self._filled
+        if self.more:
+            return self._cut(filled, most)
         try:
             count = self._receive_into(self._buffer[filled:] if filled else self._buffer)
         except (BlockingIOError, InterruptedError):
@@ -155,11 +164,12 @@ class FrameLane:
             end = HEADER.size + _length(self._buffer)[0]
             if end == count:  # one frame, and nothing else, as nearly always
                 return [bytes(self._buffer[HEADER.size : end])]
-        return self._cut(filled + count)
+        return self._cut(filled + count, most)
 
     def close(self) -> None:
         """Close the socket; what is queued is lost. Repeatable."""
         self._sock.close()
+        self.more = False
         self._unsent.clear()
         self._unsent_bytes = 0
 
@@ -167,10 +177,14 @@ class FrameLane:
         state = "closed" if self.closed else f"fd {self.fileno()}"
         return f"<FrameLane {state}, {self._unsent_bytes} bytes unsent>"
 
-    def _cut(self, filled: int) -> list[bytes]:
+    def _cut(self, filled: int, most: int) -> list[bytes]:
         frames: list[bytes] = []
         buffer, start = self._buffer, 0
+        self.more = False
         while filled - start >= HEADER.size:
+            if len(frames) >= most:
+                self.more = True
+                break
             (length,) = _length(buffer, start)
             if length > MESSAGE_BYTES_MAX:
                 raise LaneOver(f"a frame of {length} bytes, at most {MESSAGE_BYTES_MAX}")

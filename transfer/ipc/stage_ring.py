@@ -68,7 +68,7 @@ class StageRing(CounterTable):
     @property
     def head(self) -> int:
         """Number of the request that was posted last, as the scheduler sees it. A mover looks only
-        once, when it takes the ring over: it counts by itself, whatever is written here."""
+        once, in `check`: it counts by itself, whatever is written here."""
         return self.read(HEAD)
 
     @property
@@ -76,11 +76,16 @@ class StageRing(CounterTable):
         """Every request up to this number is carried out, or has failed."""
         return self.read(DONE)
 
-    def check(self) -> None:
-        """Raise `ImportFailed` for counters that no ring has: what they say is counted on from."""
+    def check(self) -> int:
+        """The head, to be counted on from; raises `ImportFailed` for counters that no ring has.
+
+        Whoever takes the ring over goes by the number that was checked: its scheduler can write
+        another one at any moment.
+        """
         head, done = self.head, self.done
         if not done <= head <= min(done + ENTRIES, NUMBER_MAX):
             raise ImportFailed(f"{self!r} has {head} requests, {done} of them done")
+        return head
 
     # The mover's side.
 
@@ -160,7 +165,9 @@ def check_request(request: StageRequest, layout: PoolLayout, slab_bytes: int) ->
 def check_wake(fd: int) -> int:
     """A duplicate of an event descriptor by which a scheduler is woken; raises `ImportFailed`.
 
-    Whatever else it might be could hold a mover up that writes to it.
+    Whatever else it might be could hold a mover up that writes to it. That it never blocks is set
+    for the scheduler, too: one that takes it back, and fills the counter, stops a
+    mover, which is found out and replaced as any that hangs with copies to do.
     """
     if os.readlink(f"/proc/self/fd/{fd}") != EVENTFD:
         raise ImportFailed("the descriptor behind the stage ring is no event descriptor")

@@ -2,19 +2,26 @@
 
 import os
 import signal
+import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from directory.core.actions import Counters
+from directory.core.events import Stats
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.dial import DaemonDial
 from scheduler_shim.pools import SharedPool
+from scheduler_shim.reference_scheduler import ReferenceScheduler
+from scheduler_shim.staging import HostPacker
 from scheduler_shim.worker_messages import Cut, Prompt
 from tests.integration.daemon.support import DaemonProcess
 from tests.integration.scheduler_shim.test_worker import BLOCK, WorkerProcess
+from transfer.ipc.memory import SharedMemoryIPC
+from transfer.ipc.stage_ring import StageRequest, StageRing, wake
 
 PAGE_BYTES = 64 * BLOCK
 SLAB = 8 * PAGE_BYTES
@@ -160,4 +167,48 @@ def test_a_client_waits_for_its_pools_stager_before_it_tells_of_a_loss(
     assert pool.fds[-2:] == pool.staging.fds
     assert len(ring) == 2
     client.close()
+    pool.close()
+
+
+def test_a_registration_stays_though_the_stager_of_the_last_one_is_still_at_work(
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, move = threading.Event(), HostPacker.move
+
+    def held(packer: HostPacker, request: StageRequest) -> None:
+        assert go.wait(60)
+        move(packer, request)
+
+    monkeypatch.setattr(HostPacker, "move", held)
+    pool = SharedPool(page_size=16, page_count=8, bytes_per_token=64, staging_bytes=SLAB)
+    client = DaemonClient.connect(daemon.runtime_dir, pool, instance="a", mode="mirrored")
+    dial = DaemonDial(daemon.runtime_dir, pool, instance="a")
+    scheduler = ReferenceScheduler(pool, client, instance="a", dial=dial)
+    ring = StageRing.take_over(SharedMemoryIPC(), pool.fds[-2])
+    ring.post(1, StageRequest(True, 0, 0, 0, pool.page_bytes, [1]))
+    wake(pool.fds[-1])
+    targets = scheduler.room.allocate(2)
+    assert targets is not None
+    scheduler.room.quarantine(targets)  # as those of a load that the loss left unanswered
+    client.lose("cut by the test")
+
+    def ticks(until: Callable[[], object]) -> None:
+        give_up = time.monotonic() + 20
+        while not until():
+            assert time.monotonic() < give_up, repr(scheduler)
+            scheduler.tick()
+            time.sleep(0.001)
+
+    ticks(lambda: scheduler.client is not None and scheduler.client is not client)
+    again = scheduler.client
+    assert again is not None
+    assert isinstance(again.call(Stats(), 10_000), Counters)
+    assert len(pool.fds) == len(pool.table_fds) + len(pool.layout.allocation_bytes), "no slab"
+    assert len(scheduler.room.quarantined) == 2
+    go.set()
+    ticks(lambda: not scheduler.room.quarantined)
+    assert (scheduler.client, again.lost) == (again, "")
+    assert scheduler.counters["quarantine_released"] == 2
+    ring.close()
+    scheduler.close()
     pool.close()

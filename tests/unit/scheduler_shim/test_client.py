@@ -11,6 +11,7 @@ from directory.protocol.messages import Acked, Attach, Attached
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.session import DaemonAbsent, Registration
+from scheduler_shim.speaking import ATTACHES_MAX
 from tests.unit.scheduler_shim.pair import KEY, QUICK, Pair, question
 from tests.unit.scheduler_shim.support import (
     BYTES_PER_TOKEN,
@@ -235,9 +236,11 @@ def test_a_connection_that_was_made_anew_attaches_again(pair: Pair) -> None:
     pair.client.poll()
     assert isinstance(decode_envelope(pair.link.to_daemon[-1]).body, Attach)
     assert pair.client.lost == ""
-    for _ in range(100):
+    for _ in range(ATTACHES_MAX):
+        assert not pair.client.lost
+        pair.later(0.1)
         pair.daemon.say(2, 0, Refused("not_authorised", "attach first"))
-    pair.client.poll()
+        pair.client.poll()
     assert "not_authorised" in pair.client.lost
 
 

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from directory.core.actions import Totals
+from directory.core.actions import Matched, Totals
 from directory.core.events import Lock, Match, Mode, Unlock
 from directory.core.ids import NO_LEASE
 from directory.core.namespace import NamespaceKey
@@ -222,3 +222,94 @@ def test_a_lock_that_is_let_go_before_its_answer_is_released(node: Node, mode: M
     tree.release(request)
     assert tree.totals == Totals(4, 0)
     assert len(tree.evict(4)) == 16
+
+
+def test_what_a_late_lease_may_protect_ends_with_its_own_question(
+    node: Node, daemon: FakeDaemon, mode: Mode
+) -> None:
+    """Others may always be late: what they hold up would add up, and nobody would be admitted."""
+    if mode == "mirrored":
+        pytest.skip("a mirror asks nobody")
+    tree, client = node.scheduler.room.tree, node.scheduler.client
+    assert client is not None
+    request = holding(tree.find(KEY, PATH[: 3 * 4 * PAGE_SIZE]))
+    assert isinstance(tree, ThinTree)
+    daemon.drop_request = lambda body: isinstance(body, Match)
+    assert tree.match(request) == 3
+    assert tree.totals == Totals(1, 3)
+    daemon.drop_request = lambda body: isinstance(body, Match) and body.request == "other"
+    client.abandon(client.ask(Match("other", 0, KEY, PATH, acquire=False)))
+    while client.abandoned_count > 1:
+        client.wait(1_000)
+        client.poll()
+    assert client.abandoned_count == 1
+    assert tree.totals == Totals(4, 0)
+    daemon.drop_request = lambda _: False
+    assert tree.recount() == []
+
+
+def test_a_late_lease_may_protect_what_the_row_does_not_have(
+    node: Node, daemon: FakeDaemon, mode: Mode
+) -> None:
+    if mode == "mirrored":
+        pytest.skip("a mirror asks nobody")
+    tree, client = node.scheduler.room.tree, node.scheduler.client
+    assert isinstance(tree, ThinTree)
+    assert client is not None
+    daemon.drop_reply = lambda body: isinstance(body, Matched)
+    assert tree.match(holding(Found(b""), PATH + tokens(9))) == 0
+    assert tree.totals == Totals(0, 4)
+    assert tree.evict(4) == b"", "the daemon says the same"
+    daemon.drop_reply = lambda _: False
+    while client.abandoned_count:
+        client.wait(1_000)
+        client.poll()
+    assert tree.totals == Totals(4, 0)
+    assert tree.recount() == []
+
+
+def test_a_lease_whose_answer_is_gone_counts_until_a_list_makes_it_fall(
+    node: Node, daemon: FakeDaemon, mode: Mode
+) -> None:
+    if mode == "mirrored":
+        pytest.skip("a mirror asks nobody")
+    tree, client = node.scheduler.room.tree, node.scheduler.client
+    assert isinstance(tree, ThinTree)
+    assert client is not None
+    request = holding(tree.find(KEY, PATH))
+    daemon.gone = lambda body: isinstance(body, Match)
+    assert tree.match(request) == 4
+    daemon.gone = lambda _: False
+    client.report_live(request.alive_as)
+    assert (tree.totals, tree.doubts) == (Totals(1, 3), True)
+    client.report_live([])
+    assert (tree.totals, tree.doubts) == (Totals(4, 0), False)
+    assert tree.recount() == []
+
+
+def test_a_daemon_that_goes_in_the_asking_leaves_no_row_what_was_given_up(
+    cluster: Cluster, daemon: FakeDaemon, mode: Mode
+) -> None:
+    """The pages are another row's by then, and a mirror would have two paths to them."""
+    if mode == "mirrored":
+        pytest.skip("a mirror asks nobody")
+    node = cluster.add("b", mode, page_count=4)
+    node.serve(1, PATH)
+    room, client = node.scheduler.room, node.scheduler.client
+    assert client is not None
+    found = room.tree.find(KEY, PATH)
+    room.free(room.tree.evict(4))
+    pages = room.allocate(4)
+    assert pages is not None
+    path = tokens(7, 8, 9, 10)
+    other = holding(Found(pages.tobytes()), path)
+    assert room.tree.publish(other, 4, node.pool.advance(), keep=True) is not None
+    request = holding(found)
+    daemon.drop_request = lambda body: isinstance(body, Match)
+    assert not room.tree.hold(request, found)
+    assert client.lost
+    assert (list(request.row), request.tree_pages) == ([], 0)
+    room.lose_daemon([other, request])
+    assert room.tree.find(KEY, PATH).pages == b""
+    assert room.tree.find(KEY, path).pages == pages.tobytes()
+    assert room.tree.check() == []

@@ -154,3 +154,34 @@ def test_a_span_of_which_nobody_has_told_is_said_all_the_same(
     republisher.batch()
     republisher.batch()
     assert republisher.done
+
+
+@pytest.mark.parametrize("over", ["bytes", "time"])
+def test_it_comes_to_an_end_while_a_span_comes_at_every_step(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, over: str
+) -> None:
+    """Long paths, or slow steps: a batch is over with its first span, and as many come as go."""
+    before, most = 20, 100
+    republisher = _begun(cluster, daemon, *range(before), pages=before + most)
+    (node,) = cluster.nodes
+    if over == "bytes":
+        monkeypatch.setattr("scheduler_shim.republish.BATCH_BYTES_MAX", 1)
+    else:
+        say = Republisher._say
+
+        def slowly(self: Republisher, report: Insert, fresh: int) -> None:
+            say(self, report, fresh)
+            daemon.clock_us += BATCH_US_MIN
+
+        monkeypatch.setattr(Republisher, "_say", slowly)
+    said = [0]
+    while not republisher.done and len(said) <= most:
+        node.scheduler.submit(before + len(said), tokens(before + len(said)))
+        while not node.scheduler.tick():
+            pass
+        republisher.batch()
+        daemon.run()
+        republisher.client.poll()
+        said.append(republisher.spans_said)
+    assert republisher.done
+    assert {after - before for before, after in pairwise(said)} == {2}, "no step is longer for it"

@@ -1,8 +1,11 @@
 """The scheduler's side of staging: requests in order, what cannot be done, and coming to rest."""
 
+import errno
+import gc
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -183,7 +186,7 @@ def test_a_stager_whose_last_work_is_unknown_keeps_its_ring_and_its_slab(scene: 
     with pytest.raises(TransferError):
         scene.stager.settle()
     scene.packer.unknown = False
-    scene.stager._at_rest = True  # as a later look would find
+    scene.stager._ended = True  # as a later look would find
 
 
 def test_a_registration_does_not_wait_for_ever_for_the_stager_of_the_last_one() -> None:
@@ -211,11 +214,81 @@ def test_a_registration_does_not_wait_for_ever_for_the_stager_of_the_last_one() 
     ring.close()
 
 
+def test_pages_of_a_stager_that_is_still_at_work_are_let_go_when_it_is_done() -> None:
+    slab = HeldSlab()
+    own = pool()
+    own.staging = Staging(LAYOUT, slab)
+    assert own.begin_staging(STAGE_BELOW_BYTES)
+    ring = StageRing.take_over(SharedMemoryIPC(), own.staging.fds[0])
+    ring.post(1, StageRequest(True, 0, 0, 0, ROW, [1]))
+    wake(own.staging.fds[1])
+    assert slab.made.entered.wait(DEADLINE_S)
+    room = Room(
+        own, None, allocator=own.make_allocator(), thin=False,
+        before_giving_up=lambda: None, on_evicted=lambda: None, count=lambda *_: None,
+    )  # fmt: skip
+    told: list[str] = []
+    room.on_quiet = lambda: told.append("quiet")
+    room.quarantine(room.allocate(2) or room.quarantined)
+    assert room.release_late() == 0, "a mover may write into them"
+    assert not own.begin_staging(STAGE_BELOW_BYTES)
+    began = time.monotonic()
+    assert (room.release_quarantine(), room.release_late()) == (0, 0)
+    assert time.monotonic() - began < SETTLE_S_MAX / 2, "it is asked, and not waited for"
+    assert (told, room.usable_pages) == ([], 6)
+    room.quarantine(room.allocate(1) or room.quarantined)  # a row that had one of its targets
+    slab.made.go.set()
+    while not own.at_rest:
+        assert time.monotonic() - began < DEADLINE_S
+    assert (room.release_late(), told, room.release_late()) == (3, ["quiet"], 0)
+    room.quarantine(room.allocate(1) or room.quarantined)
+    room.lose_daemon([])
+    assert room.release_late() == 0, "the next daemon's mover may write into what it left"
+    ring.close()
+    own.close()
+
+
+def no_descriptor(*_: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "fails"),
+    [
+        (os, "eventfd", no_descriptor),
+        (os, "memfd_create", no_descriptor),
+        (threading.Thread, "start", no_thread),
+    ],
+    ids=["eventfd", "ring", "thread"],
+)
+def test_a_registration_for_which_nothing_is_left_has_no_slab_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, fails: Callable[..., object]
+) -> None:
+    slab = HeldSlab()
+    staging = Staging(LAYOUT, slab)
+    gc.collect()  # of what other tests left
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, fails)
+        for _ in range(3):
+            assert not staging.begin(STAGE_BELOW_BYTES)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert slab.made.closings == (0 if name == "memfd_create" else 3)
+    assert (staging.fds, staging.at_rest) == ([], True)
+    assert staging.begin(STAGE_BELOW_BYTES), "there is room again"
+    staging.close()
+
+
 class HeldPacker:
     """Moves nothing, and is not done with a request before the test lets it go."""
 
     def __init__(self) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
+        self.closings = 0
 
     def begin(self) -> None:
         """Any thread can."""
@@ -232,6 +305,7 @@ class HeldPacker:
 
     def close(self) -> None:
         """Nothing was taken."""
+        self.closings += 1
 
 
 class HeldSlab:
@@ -299,13 +373,23 @@ def test_a_slab_without_room_for_a_page_is_refused() -> None:
 
 
 def test_no_page_leaves_quarantine_before_the_stager_is_at_rest() -> None:
-    own = pool()
+    own = SharedPool(page_size=4, page_count=8, bytes_per_token=64, staging_bytes=1024)
     told: list[str] = []
-    own.settle = lambda: told.append("settled")  # type: ignore[method-assign]
     room = Room(
         own, None, allocator=own.make_allocator(), thin=False,
         before_giving_up=lambda: None, on_evicted=lambda: None, count=lambda *_: None,
     )  # fmt: skip
+    room.on_quiet = lambda: told.append("quiet")
     room.quarantine(room.allocate(2) or room.quarantined)
-    assert (room.release_quarantine(), told) == (2, ["settled"])
+    assert own.begin_staging(STAGE_BELOW_BYTES)
+    assert own.staging is not None
+    ring = StageRing.take_over(SharedMemoryIPC(), own.staging.fds[0])
+    assert own.staging.at_rest
+    ring.post(1, StageRequest(True, 0, 0, 0, own.page_bytes, [1]))  # and does not say so
+    began = time.monotonic()
+    while not room.release_quarantine():
+        assert not own.at_rest or ring.done == 1
+        assert time.monotonic() - began < DEADLINE_S
+    assert (ring.done, told, len(room.quarantined)) == (1, ["quiet"], 0)
+    ring.close()
     own.close()

@@ -28,7 +28,7 @@ from transfer.device.fake import FakePageDevice
 from transfer.engine import Engine, PoolReleased
 from transfer.imports import ImportedPool
 from transfer.ipc.memory import SharedMemoryIPC
-from transfer.ipc.stage_ring import ENTRIES, HEAD
+from transfer.ipc.stage_ring import ENTRIES
 from transfer.pages import PageBatch, Pattern
 from transfer.plan import Chunk
 from transfer.staging import PACKED_WITHIN_US, by_slot
@@ -318,16 +318,6 @@ def test_a_request_that_failed_is_known_though_its_entry_has_another_one(scene: 
     scene.pool.carry_out(1, fail=True)
     scene.pool.carry_out(1_000)
     assert scene.finish()[-3:] == [(1, "ok"), (3, "failed"), (2, "ok")]
-
-
-@pytest.mark.parametrize(("head", "done"), [(2**64 - 1, 2**64 - 1), (5, 6), (ENTRIES + 3, 2)])
-def test_a_ring_whose_counters_no_ring_has_is_not_taken_over(head: int, done: int) -> None:
-    pool = StagedPool(SPREAD, SLAB, landings=4)
-    pool.ring._store(HEAD, head)
-    pool.ring.finish(done)
-    with pytest.raises(ImportFailed, match="requests"):
-        pool.import_as(1)
-    pool.close()
 
 
 @scenes({"own": TOGETHER, "lane_submissions_max": 8, "submissions_max": 16})

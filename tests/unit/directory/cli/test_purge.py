@@ -95,6 +95,21 @@ def test_with_yes_the_tier_of_its_runtime_folder_and_orphans_are_gone(
     assert "no host tier is kept" in purge("--yes").output
 
 
+def test_a_runtime_folder_is_the_same_however_its_path_is_written(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for written in ("mine", "./mine", "mine/", f"{tmp_path}/x/../mine"):
+        path = left(tmp_path / "mine")
+        assert list(listed("--runtime-dir", written)) == [str(path)]
+        assert purge("--runtime-dir", written, "--yes").exit_code == 0
+        assert not path.exists()
+    path = left(tmp_path / "mine")
+    monkeypatch.setenv("TREECORED_RUNTIME_DIR", "mine")
+    assert purge("--yes").exit_code == 0
+    assert not path.exists()
+
+
 def test_what_is_kept_for_another_runtime_folder_goes_with_all_alone(
     shared: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from directory.core import limits
 from directory.core.actions import Landing, Refused, Restored, SubmitCopy
-from directory.core.events import Restore
+from directory.core.events import Flush, Restore
 from directory.core.ids import HOST, LANDINGS
 from directory.core.tokens import pack_pages
 from tests.unit.directory.core.ranks import Group, evict, group_world, publish
@@ -57,37 +57,39 @@ def test_with_a_counter_the_host_tier_comes_first_though_another_pool_has_the_pa
     assert only(world).kind == "peer_copy"
 
 
-def restore(world: World) -> SubmitCopy:
-    """The one copy that is no backup."""
-    (copy,) = [copy for copy in world.copies.values() if copy.kind != "backup"]
-    return copy
+def lost(answer: object) -> bool:
+    return isinstance(answer, Restored) and not answer.landed and "nowhere" in answer.detail
 
 
-def test_what_comes_out_of_a_pool_lands_whole() -> None:
+@pytest.mark.parametrize("backed_up_pages", [0, 1])
+def test_with_a_counter_what_the_host_tier_does_not_have_is_lost_and_no_pool_is_read(
+    backed_up_pages: int,
+) -> None:
     world = World()
     a, b = Scheduler(world, "a"), Scheduler(world, "b")
+    if backed_up_pages:
+        a.publish([1])
+        world.finish_all()
     a.publish([1, 2])  # and the backup of it is under way
-    assert load(b, (LANDINGS, 0)) is None
-    assert restore(world).kind == "peer_copy"
-    assert restore(world).landing is None
-    # Void: its second try reads the host tier only, and that may land layer by layer.
-    void = restore(world).op
-    world.finish(next(op for op, copy in world.copies.items() if copy.kind == "backup"))
-    world.finish(void, "void")
-    assert only(world).kind == "load_back"
-    assert only(world).landing == Landing(b.pool, LANDINGS, 0)
-    assert a.pool not in {part.source for part in only(world).parts}
+    assert lost(load(b, (LANDINGS, 0)))
+    assert {copy.kind for copy in world.copies.values()} == {"backup"}
+    assert load(b, (0, 0)) is None, "without a counter the other pool does, and lands whole"
+    (copy,) = [copy for copy in world.copies.values() if copy.kind != "backup"]
+    assert a.pool in {part.source for part in copy.parts}
+    assert copy.landing is None
 
 
-def test_a_mixed_copy_lands_whole() -> None:
+def test_with_a_counter_no_pool_is_read_for_what_a_flush_took_from_a_leased_path() -> None:
     world = World()
     a, b = Scheduler(world, "a"), Scheduler(world, "b")
-    a.publish([1])
+    a.publish([1, 2])
     world.finish_all()
-    a.publish([1, 2])  # the second page is not in the host tier yet
-    assert load(b, (LANDINGS, 0)) is None
-    assert restore(world).kind == "mixed"
-    assert restore(world).landing is None
+    got = b.match([1, 2])
+    assert got.host_reach == 2, "the host has all of it, and the lease holds it there"
+    b.ask(Flush("host"))
+    body = Restore("r", 1, got.receipt, 0, pack_pages([3, 4]), (0, 0), (LANDINGS, 0))
+    assert lost(b.ask(body))
+    assert not world.copies
 
 
 def test_without_a_counter_nothing_is_told() -> None:

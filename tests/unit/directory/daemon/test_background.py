@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from directory.daemon.background import QUIET_US, Background
+from directory.daemon.pacing import LATE_US
 
 
 class Heard:
@@ -70,6 +71,15 @@ def test_somebody_who_asks_is_in_front_of_a_log_unless_it_is_in_need(heard: Hear
     heard.pressed = True
     beside.turn(20_000, quiet=False)
     assert heard.calls == [("hurry", 20_000)]
+
+
+def test_a_log_that_has_waited_for_long_waits_for_no_pause(heard: Heard) -> None:
+    heard.ready_us = 10_000
+    beside = background(heard)
+    beside.turn(10_000 + LATE_US - 1, quiet=False)
+    assert heard.calls == []
+    beside.turn(10_000 + LATE_US, quiet=False)
+    assert heard.calls == [("hurry", 10_000 + LATE_US)]
 
 
 def test_whoever_is_due_first_is_waited_for(heard: Heard) -> None:

@@ -13,12 +13,19 @@ from directory.core.errors import BadMessage, ImportFailed
 from directory.core.events import Body, Match, Stats
 from directory.core.ids import PoolId
 from directory.core.namespace import NamespaceKey
-from directory.daemon.lanes import KNOWN_BYTES_MAX
+from directory.daemon.lanes import (
+    COPIED_PER_TURN_MAX,
+    EXTENT_BYTES_MAX,
+    FRAMES_PER_TURN_MAX,
+    KNOWN_BYTES_MAX,
+    KNOWN_LENGTH_MIN,
+)
 from directory.daemon.loop import Loop
 from directory.daemon.server import Server
 from directory.protocol.codec import decode_reply, encode
 from directory.protocol.messages import Acked, Attach, Envelope, Extent, ReplyEnvelope
-from transfer.ipc.lane import FrameLane
+from scheduler_shim.arena import PLACED_BYTES_MIN
+from transfer.ipc.lane import HEADER, FrameLane
 from transfer.ipc.memory import SharedMemoryIPC
 
 EPOCH, POOL = 42, 3
@@ -29,19 +36,20 @@ KEY = NamespaceKey()
 class Rig:
     """A server whose pool 3 has a lane, and the client's side of that."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, arena_bytes: int = ARENA_BYTES) -> None:
+        self.arena_bytes = arena_bytes
         self.asked: list[Body] = []
         self.counters: Counter[str] = Counter()
         self.loop = Loop()
         self.server = Server(path, EPOCH, self.ask, self.counters, self.loop)
         self.server.open_pool(POOL, b"s" * 32)
         self.ipc = SharedMemoryIPC()
-        self.memory = self.ipc.create("treecored-test", ARENA_BYTES)
+        self.memory = self.ipc.create("treecored-test", arena_bytes)
         self.lane, other = FrameLane.pair()
         self.fds = other.detach(), os.dup(self.memory.fd)
 
     def open(self) -> None:
-        self.server.open_lane(POOL, self.fds, ARENA_BYTES)
+        self.server.open_lane(POOL, self.fds, self.arena_bytes)
 
     def ask(self, pool: PoolId, seq: int, body: Body) -> None:
         self.asked.append(body)
@@ -89,13 +97,24 @@ def test_what_comes_by_a_lane_is_carried_out_and_answered_there(rig: Rig) -> Non
 
 def test_tokens_are_read_out_of_the_arena_once_for_each_number(rig: Rig) -> None:
     rig.open()
-    rig.memory.view[100:108] = b"tokens!!"
-    assert rig.match(1, (100, 8, 1)) == Match("r", 1, KEY, b"tokens!!")
-    rig.memory.view[100:108] = b"changed!"
-    assert rig.match(2, (100, 8, 1)) == Match("r", 1, KEY, b"tokens!!")
-    assert rig.match(3, (100, 8, 2)) == Match("r", 1, KEY, b"changed!")
+    size = KNOWN_LENGTH_MIN
+    first, second = b"tokens!!" * (size // 8), b"changed!" * (size // 8)
+    rig.memory.view[100 : 100 + size] = first
+    assert rig.match(1, (100, size, 1)) == Match("r", 1, KEY, first)
+    rig.memory.view[100 : 100 + size] = second
+    assert rig.match(2, (100, size, 1)) == Match("r", 1, KEY, first)
+    assert rig.match(3, (100, size, 2)) == Match("r", 1, KEY, second)
     assert rig.match(4, (100, 4, 2)) == Match("r", 1, KEY, b"chan"), "another length is read anew"
     assert rig.match(5, (100, 4, 0)) == Match("r", 1, KEY, b"chan")
+
+
+def test_small_parts_of_an_arena_are_not_remembered_however_many_there_are(rig: Rig) -> None:
+    rig.open()
+    lane = rig.server._lanes._lanes[POOL]
+    for number in range(1, 3_000):
+        lane.read((0, KNOWN_LENGTH_MIN - 1, number))
+    assert (lane._known, lane._known_bytes) == ({}, 0)
+    assert KNOWN_LENGTH_MIN <= PLACED_BYTES_MIN, "what a client places there is remembered"
 
 
 def test_what_is_remembered_of_an_arena_is_bounded(rig: Rig) -> None:
@@ -120,6 +139,62 @@ def test_an_extent_beyond_the_arena_is_refused_and_nothing_else_happens(
     assert isinstance(rig.match(1, (0, 8, 2)), Match), "the stream stands where it stood"
 
 
+def test_an_extent_that_no_message_can_have_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "router.sock", EXTENT_BYTES_MAX + 4096)
+    rig.open()
+    lane = rig.server._lanes._lanes[POOL]
+    (refused,) = rig.match(1, (0, EXTENT_BYTES_MAX + 1, 0))  # type: ignore[misc]
+    assert isinstance(refused.body, Refused)
+    assert refused.body.code == "too_large"
+    assert lane.copied == 0
+    assert isinstance(rig.match(1, (0, EXTENT_BYTES_MAX, 0)), Match)
+    assert lane.copied == EXTENT_BYTES_MAX, "the longest that a message can have"
+    rig.close()
+
+
+def test_one_turn_carries_a_bounded_number_of_a_lanes_frames_out(rig: Rig) -> None:
+    """The others are not forgotten, though epoll has nothing more to tell of them."""
+    rig.open()
+    count = 2 * FRAMES_PER_TURN_MAX + 7
+    frames = (encode(Envelope(EPOCH, seq, 0, Stats())) for seq in range(1, count + 1))
+    rig.lane._sock.send(b"".join(HEADER.pack(len(frame)) + frame for frame in frames))
+    carried: list[int] = []
+    while len(rig.asked) < count:
+        before = len(rig.asked)
+        assert rig.loop.waiting()
+        rig.loop.turn(0)
+        carried.append(len(rig.asked) - before)
+    assert carried == [FRAMES_PER_TURN_MAX, FRAMES_PER_TURN_MAX, 7]
+    assert not rig.loop.waiting()
+
+
+def test_one_turn_copies_a_bounded_part_of_a_lanes_arena(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "router.sock", EXTENT_BYTES_MAX)
+    rig.open()
+    for seq in range(1, 8):
+        rig.say(seq, Match("r", 1, KEY, b""), (0, EXTENT_BYTES_MAX, 0))
+    carried: list[int] = []
+    while sum(carried) < 7:
+        rig.asked.clear()
+        rig.loop.turn(0)
+        carried.append(len(rig.asked))
+    a_turn = -(-COPIED_PER_TURN_MAX // EXTENT_BYTES_MAX)
+    assert carried == [a_turn] * (7 // a_turn) + [7 % a_turn] * (7 % a_turn > 0)
+    assert not rig.loop.waiting()
+    rig.close()
+
+
+def test_what_a_lane_had_left_goes_with_it(rig: Rig) -> None:
+    rig.open()
+    for seq in range(1, FRAMES_PER_TURN_MAX + 2):
+        rig.say(seq, Stats())
+    rig.loop.turn(0)
+    rig.server.close_pool(POOL)
+    assert not rig.loop.waiting()
+    rig.loop.turn(0)
+    assert len(rig.asked) == FRAMES_PER_TURN_MAX
+
+
 def test_a_body_without_tokens_cannot_have_them_in_an_arena(rig: Rig) -> None:
     rig.open()
     rig.say(1, Stats(), (0, 8, 1))
@@ -128,19 +203,36 @@ def test_a_body_without_tokens_cannot_have_them_in_an_arena(rig: Rig) -> None:
     assert "no tokens" in refused.body.message
 
 
-def test_garbage_attach_and_another_epoch_are_refused_and_the_lane_goes_on(rig: Rig) -> None:
+def test_attach_and_another_epoch_are_refused_and_the_lane_goes_on(rig: Rig) -> None:
     rig.open()
-    rig.lane.send(b"\xc1 garbage")
     rig.say(0, Attach(POOL, b"s" * 32))
     rig.lane.send(encode(Envelope(EPOCH + 1, 1, 0, Stats())))
     bodies = [reply.body for reply in rig.turn()]
     assert [body.code for body in bodies if isinstance(body, Refused)] == [
         "bad_message",
-        "bad_message",
         "stale_epoch",
     ]
     rig.say(1, Stats())
     assert rig.turn() == [ReplyEnvelope(EPOCH, 1, 1, Done())]
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xc1 garbage"])
+def test_the_first_frame_that_is_no_message_is_refused_and_ends_the_lane(
+    rig: Rig, junk: bytes
+) -> None:
+    rig.open()
+    rig.say(1, Stats())
+    rig.lane._sock.send(10_000 * (HEADER.pack(len(junk)) + junk))
+    rig.loop.turn(1)
+    assert rig.counters["frames"] == 2, "nothing behind it is looked at"
+    assert rig.counters["frames_malformed"] == 1
+    assert len(rig.server._lanes) == 0
+    done, refused = (decode_reply(frame) for frame in rig.lane.receive())
+    assert done == ReplyEnvelope(EPOCH, 1, 1, Done())
+    assert isinstance(refused.body, Refused)
+    assert refused.body.code == "bad_message"
+    assert not rig.loop.waiting()
+    assert POOL in rig.server._endpoint.clients, "its client goes on by its connection"
 
 
 def test_a_broken_frame_ends_the_lane_and_not_the_pool(rig: Rig) -> None:

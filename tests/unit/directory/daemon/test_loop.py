@@ -1,6 +1,7 @@
 """The event loop: callbacks by descriptor, and a hidden source that is never slept over."""
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
@@ -54,6 +55,31 @@ def test_a_readable_descriptor_is_called_and_a_forgotten_one_is_not(loop: Loop) 
     loop.unwatch(left.fileno())
     loop.turn(0)
     assert len(called) == 1
+    left.close()
+    right.close()
+
+
+def test_who_has_left_something_is_called_again_though_nothing_comes(loop: Loop) -> None:
+    left, right = socket.socketpair()
+    called: list[int] = []
+    loop.watch(left.fileno(), called.append)
+    loop.call_again(left.fileno())
+    assert loop.waiting()
+    loop.turn(None)
+    assert called == [0]
+    assert not loop.waiting(), "once"
+    loop.turn(0)
+    assert called == [0]
+    loop.call_again(left.fileno())
+    right.send(b"x")
+    loop.turn(None)
+    assert len(called) == 2, "one call for both"
+    assert called[1] & select.EPOLLIN
+    loop.call_again(left.fileno())
+    left.recv(1)
+    loop.unwatch(left.fileno())
+    loop.call_again(left.fileno())
+    assert not loop.waiting(), "who is gone is forgotten"
     left.close()
     right.close()
 

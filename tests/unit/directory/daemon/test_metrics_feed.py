@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import subprocess
 import threading
 import time
 import urllib.request
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from directory.daemon import metrics_feed
 from directory.daemon.config import Settings
@@ -21,6 +24,7 @@ from directory.daemon.metrics_feed import Exporter
 from directory.daemon.runtime import StartError
 from directory.daemon.stats import Sums
 from directory.protocol.admin import StatsReport, TierReport
+from transfer.ipc.channel import FdChannel
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed")
 
@@ -120,6 +124,50 @@ def test_an_exporter_that_dies_is_replaced_and_who_asks_meanwhile_waits(
     assert rig.counters == {"exporters_started": 2, "exporters_lost": 1}
 
 
+def test_an_address_that_a_dead_daemons_exporter_still_has_is_waited_for() -> None:
+    leaving = socket.create_server(("127.0.0.1", 0))
+    timer = threading.Timer(0.1, leaving.close)
+    timer.start()
+    try:
+        other = Rig(f"127.0.0.1:{leaving.getsockname()[1]}")
+        other.close()
+    finally:
+        timer.join()
+
+
+def test_each_question_has_its_answer_however_many_have_gathered(rig: Rig) -> None:
+    rig.exporter._bury()
+    mine, other = FdChannel.pair()
+    rig.exporter._channel, rig.exporter._watched_fd = mine, mine.fileno()
+    rig.loop.watch(mine.fileno(), rig.exporter._serve)
+    for _ in range(3):
+        other.send(b"?")
+    rig.loop.turn(0.0)
+    assert len(other.receive()) == 3
+    assert rig.reports == 1
+    other.close()
+
+
+def test_an_exporter_that_the_kernel_does_not_end_keeps_nobody_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = rig.exporter._process
+    assert process is not None
+    wait = process.wait
+
+    def never(timeout: float | None = None) -> int:
+        assert timeout is not None
+        assert timeout <= 1.0
+        raise subprocess.TimeoutExpired("exporter", timeout)
+
+    monkeypatch.setattr(process, "wait", never)
+    with structlog.testing.capture_logs() as logs:
+        rig.exporter.close()
+    assert [entry["event"] for entry in logs] == ["the exporter of metrics does not end"]
+    assert rig.exporter.pid == 0
+    wait(DEADLINE_S)
+
+
 def test_a_defect_in_a_report_costs_the_exporter_and_nobody_else(rig: Rig) -> None:
     rig.read()
     rig.broken = True
@@ -151,7 +199,10 @@ def test_a_file_is_written_without_anybody_asking(tmp_path: Path) -> None:
     assert "treecored_restored_bytes_total 1.0" in target.read_text()
 
 
-def test_an_address_that_is_taken_stops_the_start(rig: Rig) -> None:
+def test_an_address_that_is_taken_stops_the_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_feed, "PORTS_DEADLINE_S", 0.05)
     taken = rig.url.removeprefix("http://").removesuffix("/metrics")
     with pytest.raises(StartError, match="cannot be had"):
         Rig(taken)

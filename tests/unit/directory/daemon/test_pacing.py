@@ -7,10 +7,12 @@ from directory.daemon.pacing import (
     BURST_US_MAX,
     BURST_US_MIN,
     FULL,
+    LATE_US,
     PRESSED_FILL,
     SHARE_MAX,
     SHARE_MIN,
     burst_us,
+    is_late,
     share_of,
 )
 
@@ -38,3 +40,17 @@ def test_what_it_works_is_a_share_of_the_time_not_too_little_and_not_too_much(
         assert allowed_us == 0
     if fill >= FULL and others_us >= BURST_US_MIN:
         assert allowed_us > 0
+
+
+def test_what_has_waited_for_long_gets_the_smallest_share_however_little_it_is() -> None:
+    earned_us = int(BURST_US_MIN / SHARE_MIN)
+    assert burst_us(earned_us, 0.0) == 0
+    assert burst_us(earned_us, 0.0, late=True) >= BURST_US_MIN
+    assert burst_us(BURST_US_MIN, 0.0, late=True) == 0
+    assert burst_us(1_000, 1.0, late=True) == burst_us(1_000, 1.0)
+
+
+def test_late_is_what_was_worth_doing_two_seconds_ago() -> None:
+    assert not is_late(None, LATE_US)
+    assert not is_late(1, LATE_US)
+    assert is_late(1, LATE_US + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 import sys
@@ -154,6 +155,33 @@ def test_streams_that_meet_are_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(StartError, match=r"^kv_events_union: .* meet"):
         looked(tmp_path, kv_events=address(port), kv_events_union=address(port + 2, "*"))
+
+
+def test_streams_at_addresses_that_have_nothing_in_common_do_not_meet(tmp_path: Path) -> None:
+    with listening() as port:
+        pass
+    one, other = address(port), address(port, "127.0.0.2")
+    assert looked(tmp_path, kv_events=one, kv_events_union=other) == []
+    for host in ("localhost", "0.0.0.0", "127.0.0.1"):
+        with pytest.raises(StartError, match="meet"):
+            looked(tmp_path, kv_events=one, kv_events_union=address(port, host))
+
+
+def test_an_address_that_is_not_this_machines_is_not_called_taken(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"cannot be had.*choose another host") as refused:
+        looked(tmp_path, kv_events="tcp://192.0.2.1:5557")
+    assert "ports in a row" not in str(refused.value)
+
+
+def test_a_machine_without_ipv6_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(family: int, kind: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", without)
+    with pytest.raises(StartError, match=r"^kv_events: tcp://\[::1\]:5557 .* choose another host"):
+        looked(tmp_path, kv_events="tcp://[::1]:5557")
 
 
 def test_ports_that_a_dead_daemons_publisher_still_has_are_waited_for(tmp_path: Path) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from directory.analytics.reader import LogReader
 from directory.analytics.record import Access
-from directory.daemon.pacing import BATCH_US, BURST_US_MIN, SHARE_MIN
+from directory.daemon.background import Background
+from directory.daemon.pacing import (
+    BATCH_US,
+    BURST_US_MAX,
+    BURST_US_MIN,
+    LATE_US,
+    SHARE_MIN,
+)
 from directory.daemon.recording import FLUSH_US
 from tests.unit.directory.daemon.test_recording import Rig, ended, tokens_of
 
@@ -110,3 +117,47 @@ def test_nothing_is_dropped_of_2000_records_a_second_that_never_pause(tmp_path: 
     assert rig.recording._recorder is not None
     assert rig.recording._recorder.refused == 0
     assert logged.waiting < 16_384
+
+
+def test_where_nobody_ever_pauses_a_record_is_on_disk_within_seconds(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    beside = Background(rig.recording, None, None, lambda: False)
+    begun_us, told, most = rig.now_us, 0, BATCH_US + LATE_US + FLUSH_US
+    for turn in range(12_000):  # 18 seconds of a frame every 1.5 ms, 5 requests a second
+        rig.now_us = begun_us + 1_500 * turn
+        if 200_000 * told <= rig.now_us - begun_us:
+            rig.recording.ended(pool, ended(age_us=0), rig.now_us)
+            told += 1
+        beside.turn(rig.now_us, quiet=False)
+    logged = [frame.at_us for frame in LogReader(tmp_path) if isinstance(frame, Access)]
+    assert len(logged) >= told - most // 200_000 - 1
+    assert len(logged) > told // 2
+
+
+def test_what_is_late_gets_its_share_until_nothing_is_left(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    for _ in range(400):
+        rig.recording.ended(pool, ended(), rig.now_us)
+    now_us, ticks = rig.now_us + BATCH_US + LATE_US, 0
+
+    def clock() -> int:  # a piece takes 100 us
+        nonlocal ticks
+        ticks += 100
+        return now_us + ticks
+
+    rig.recording._clock = clock
+    beside = Background(rig.recording, None, None, lambda: False)
+    bursts = 0
+    for _ in range(4_000):  # turns of half a millisecond
+        before = ticks
+        beside.turn(now_us + ticks, quiet=False)
+        bursts += ticks > before
+        assert ticks - before <= BURST_US_MAX + 500
+        now_us += 500
+    assert bursts > 3
+    assert rig.recording._recorder is not None
+    assert len(rig.recording._recorder) == 0

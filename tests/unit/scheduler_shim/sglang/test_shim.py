@@ -5,14 +5,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from directory.core.actions import Matched
 from directory.core.errors import TreecoredError
 from directory.core.events import Insert, Mode
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.session import DaemonAbsent
 from scheduler_shim.sglang.connecting import connect
 from scheduler_shim.sglang.settings import Settings
+from scheduler_shim.thin_tree import ThinTree
 from tests.unit.scheduler_shim.sglang.conftest import Add
-from tests.unit.scheduler_shim.sglang.rig import MiniEngine, leases, prompt
+from tests.unit.scheduler_shim.sglang.rig import KEY, MiniEngine, leases, prompt
 from tests.unit.scheduler_shim.sglang.test_held import ABC, start_fill
 from tests.unit.scheduler_shim.support import FakeDaemon
 
@@ -231,7 +233,7 @@ def test_a_report_that_the_daemon_refuses_costs_the_daemon_and_is_a_problem(
 def test_a_path_that_the_wire_cannot_carry_is_not_published(
     daemon: FakeDaemon, add: Add, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_shim.sglang.shim.PROMPT_PAGES_MAX", 2)
+    monkeypatch.setattr("scheduler_shim.request.PROMPT_PAGES_MAX", 2)
     a = add("a", mode)
     a.serve("a1", ABC)
     assert a.shim.tree.pages == 0
@@ -306,3 +308,23 @@ def test_an_engine_that_waits_for_its_daemon_gives_up_at_the_bound() -> None:
     with pytest.raises(TreecoredError, match="not yet"):
         connect(attempt, settings, sleep_s=0.01)
     assert len(tries) > 1
+
+
+def test_what_a_late_lease_may_protect_keeps_no_page_from_an_eviction(
+    daemon: FakeDaemon, add: Add
+) -> None:
+    """It is counted as if it protected a whole prompt; the daemon knows what it does protect."""
+    a = add("a", "thin", page_count=16)
+    a.serve("a1", ABC)
+    a.serve("a2", prompt(4, 5, 6))
+    request = a.shim.request(KEY, prompt(1, *range(20, 30)))
+    tree = a.shim.tree
+    assert isinstance(tree, ThinTree)
+    daemon.drop_reply = lambda body: isinstance(body, Matched)
+    assert tree.match(request) == 0
+    daemon.drop_reply = lambda _: False
+    assert tree.totals.evictable == 0
+    assert a.shim.evict(4) == 4
+    assert a.shim.client is not None
+    a.settle()
+    assert a.shim.evict(16) == 2

@@ -52,6 +52,39 @@ def test_a_frame_that_comes_in_pieces_is_put_together() -> None:
     other.close()
 
 
+@pytest.mark.parametrize("size", [0, 1, 1_000, BUFFER_BYTES - 1, BUFFER_BYTES + 9])
+def test_what_is_left_of_a_read_is_handed_out_before_anything_more_is_read(
+    ends: tuple[FrameLane, FrameLane], size: int
+) -> None:
+    """`more` says so truly: nothing else tells of them."""
+    near, far = ends
+    frames = [bytes([n]) * size for n in range(20)]
+    assert all(near.send(frame) for frame in frames)
+    found: list[bytes] = []
+    while len(found) < len(frames):
+        near.flush()
+        received = far.receive(3)
+        assert len(received) <= 3
+        found += received
+        while far.more:
+            found += far.receive(3)
+    assert found == frames
+    assert far.receive(3) == []
+
+
+def test_the_frames_before_the_end_of_the_peer_are_handed_out_first(
+    ends: tuple[FrameLane, FrameLane],
+) -> None:
+    near, far = ends
+    for frame in (b"1", b"2", b"3"):
+        near.send(frame)
+    near.close()
+    handed_out = [(far.receive(2), far.more) for _ in range(2)]
+    assert handed_out == [([b"1", b"2"], True), ([b"3"], False)]
+    with pytest.raises(LaneOver, match="closed"):
+        far.receive(2)
+
+
 def test_what_is_held_goes_before_what_comes_next(ends: tuple[FrameLane, FrameLane]) -> None:
     near, far = ends
     assert near.hold(b"one")
