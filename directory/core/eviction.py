@@ -7,9 +7,10 @@ the coldest leaf of each the mirror goes, unless the only copy is `ONLY_COPY_SPA
 path.
 
 Entries are looked at when somebody asks who goes first: a leaf that is only used again, leased or
-released costs nothing. Each residency has at most one entry that counts, `filed`, which is not
-above its key and of its class; the others are outdated. Entries are numbers in arrays, 16 bytes
-each (ADR 14).
+released costs nothing then. It costs later: the first question after many leaves were used files
+each of them anew, 22 ms for 12,000 and 88 ms for 50,000 in one step (measured; not bounded). Each
+residency has at most one entry that counts, `filed`, which is not above its key and of its class;
+the others are outdated. Entries are numbers in arrays, 16 bytes each (ADR 14).
 """
 
 from __future__ import annotations
