@@ -11,11 +11,13 @@ from array import array
 from typing import NamedTuple, cast
 
 from directory.core.actions import AnyReply, Matched, Restored
+from directory.core.errors import TreecoredError
 from directory.core.events import Body, Flush, Mode, PoolRegistered, Restore
 from directory.core.ids import NO_LEASE, PoolId
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_pages
 from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.mirror import Mirror
 from scheduler_shim.own_tree import MirroredTree, question
 from scheduler_shim.pools import PageAllocator
@@ -47,16 +49,34 @@ class DirectClient:
         self.pool = pool
         self.lost = ""
         self.open_count = 0
+        self.deadlines = Deadlines()
         self._seq = 0
+        self._answers: dict[int, AnyReply | TreecoredError | None] = {}
 
     def call(self, body: Body) -> AnyReply | None:
         """Ask; raises the typed error of a refusal."""
         self._seq += 1
         return self.world.ask(self.pool, self._seq, body)
 
-    def ask(self, body: Body) -> tuple[int, AnyReply | None]:
-        """Ask for what may be answered later."""
-        return self._seq + 1, self.call(body)
+    def ask(self, body: Body, deadline_ms: int = 0, *, hold: bool = False) -> int:
+        """Ask; `answer` gives what came, or raises the refusal."""
+        try:
+            reply: AnyReply | TreecoredError | None = self.call(body)
+        except TreecoredError as error:
+            reply = error
+        self._answers[self._seq] = reply
+        return self._seq
+
+    def answer(self, seq: int, wait_ms: int = 0) -> AnyReply | None:
+        """The answer of something asked; raises the typed error of a refusal."""
+        reply = self._answers.pop(seq)
+        if isinstance(reply, TreecoredError):
+            raise reply
+        return reply
+
+    def may_lease(self, seq: int, body: Body) -> bool:
+        """Whether a question without an answer may bring a lease yet: here all are answered."""
+        return False
 
     def report(self, body: Body, *, hold: bool = False) -> None:
         """Tell."""
