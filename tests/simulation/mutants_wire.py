@@ -122,7 +122,7 @@ WIRE: Final = (
         "epoch-unchecked",
         "a boot carries out messages meant for the boot before it",
         (take_from_any_epoch,),
-        pins={"network_us": 3_000},
+        pins={"network_us": 8_000},
         rates={"daemon_restart": 8.0, "duplicate": 0.5, "late": 0.5, "dead_boot": 1.0},
     ),
     Mutant(
