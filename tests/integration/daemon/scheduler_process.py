@@ -17,7 +17,7 @@ from pathlib import Path
 
 from directory.core.actions import Matched
 from directory.core.events import Restore
-from tests.integration.daemon.support import DEADLINE_S, ROOT, RawClient, packed
+from tests.integration.daemon.support import DEADLINE_S, ROOT, RawClient, packed, wait_until
 
 STEPS = ("registered", "published", "leased", "loading", "forked")
 PAGES = 4
@@ -85,6 +85,8 @@ def main(runtime_dir: Path, instance: str, step: str) -> None:
             for page in range(PAGES):
                 client.pool_memory.write(page, b"%s %d;" % (instance.encode(), page))
             client.insert(path, range(PAGES))
+        if step == "loading":  # what it is to load must be in the host tier
+            wait_until(lambda: client.stats().get("pages_backed_up", 0) >= PAGES)
         if reached >= STEPS.index("leased"):
             found = client.match(path)
             assert isinstance(found, Matched)
