@@ -76,6 +76,9 @@ class Listener:
         self.socket.connect(stream["events"])
         self.batches: list[tuple[int, list[Any]]] = []
         self.blocks: Blocks = {}
+        self.told = False
+        """Everything was told once. What goes before that may never have been heard of: a stream
+        goes on while who has just come waits to be told all of it."""
 
     def hear(self) -> list[Any]:
         """The next batch, taken in."""
@@ -87,7 +90,8 @@ class Listener:
         if self.batches:
             assert number == self.batches[-1][0] + 1, "a batch is missing"
         self.batches.append((number, batch))
-        take(self.blocks, batch)
+        take(self.blocks, batch, told=self.told)
+        self.told |= any(event["type"] == "AllBlocksCleared" for event in batch[1])
         return batch
 
     def until(self, look: Callable[[Blocks], bool]) -> None:
@@ -125,8 +129,8 @@ class Listener:
         self.close()
 
 
-def take(blocks: Blocks, batch: list[Any]) -> None:
-    """Take in one batch in the map form."""
+def take(blocks: Blocks, batch: list[Any], *, told: bool = True) -> None:
+    """Take in one batch in the map form. `told`: nothing unknown goes."""
     for event in batch[1]:
         match event["type"]:
             case "AllBlocksCleared":
@@ -136,6 +140,8 @@ def take(blocks: Blocks, batch: list[Any]) -> None:
                     blocks.setdefault(block, set()).add(event["medium"])
             case "BlockRemoved":
                 for block in event["block_hashes"]:
+                    if block not in blocks and not told:
+                        continue
                     blocks[block].discard(event["medium"])
                     if not blocks[block]:
                         del blocks[block]
