@@ -10,6 +10,7 @@ from directory.core.actions import Matched, Totals
 from directory.core.events import Lock, Match, Mode, Unlock
 from directory.core.ids import NO_LEASE
 from directory.core.namespace import NamespaceKey
+from scheduler_shim.client import DaemonClient
 from scheduler_shim.own_tree import Found
 from scheduler_shim.request import Request
 from scheduler_shim.thin_tree import ThinTree
@@ -28,6 +29,16 @@ def holding(found: Found, path: bytes = PATH) -> Request:
     request.row.frombytes(found.pages)
     request.tree_pages = len(request.row)
     return request
+
+
+def thin(node: Node, mode: Mode) -> tuple[ThinTree, DaemonClient]:
+    """The thin tree of a node and the client that it asks."""
+    if mode == "mirrored":
+        pytest.skip("a mirror asks nobody")
+    tree, client = node.scheduler.room.tree, node.scheduler.client
+    assert isinstance(tree, ThinTree)
+    assert client is not None
+    return tree, client
 
 
 @pytest.fixture
@@ -115,11 +126,7 @@ def test_what_a_late_lease_may_protect_counts_until_it_is_released(
     node: Node, daemon: FakeDaemon, mode: Mode
 ) -> None:
     """SGLang evicts what it is told can be evicted: nothing else may hold it by then."""
-    if mode == "mirrored":
-        pytest.skip("a mirror asks nobody")
-    tree, client = node.scheduler.room.tree, node.scheduler.client
-    assert isinstance(tree, ThinTree)
-    assert client is not None
+    tree, client = thin(node, mode)
     request = holding(tree.find(KEY, PATH[: 3 * 4 * PAGE_SIZE]))
     daemon.drop_request = lambda body: isinstance(body, Match)
     assert tree.match(request) == 3, "no answer is a miss"
@@ -199,11 +206,7 @@ def test_a_lock_of_a_node_that_is_another_one_by_then_is_taken_by_its_path(
     node: Node, mode: Mode
 ) -> None:
     """Whatever others do may merge the node that a match has named."""
-    if mode == "mirrored":
-        pytest.skip("a mirror asks nobody")
-    tree, client = node.scheduler.room.tree, node.scheduler.client
-    assert isinstance(tree, ThinTree)
-    assert client is not None
+    tree, client = thin(node, mode)
     found = tree.find(KEY, PATH[: 3 * 4 * PAGE_SIZE])._replace(node_id=999)
     request = holding(found)
     assert tree.hold(request, found)
@@ -251,11 +254,7 @@ def test_what_a_late_lease_may_protect_ends_with_its_own_question(
 def test_a_late_lease_may_protect_what_the_row_does_not_have(
     node: Node, daemon: FakeDaemon, mode: Mode
 ) -> None:
-    if mode == "mirrored":
-        pytest.skip("a mirror asks nobody")
-    tree, client = node.scheduler.room.tree, node.scheduler.client
-    assert isinstance(tree, ThinTree)
-    assert client is not None
+    tree, client = thin(node, mode)
     daemon.drop_reply = lambda body: isinstance(body, Matched)
     assert tree.match(holding(Found(b""), PATH + tokens(9))) == 0
     assert tree.totals == Totals(0, 4)
@@ -271,11 +270,7 @@ def test_a_late_lease_may_protect_what_the_row_does_not_have(
 def test_a_lease_whose_answer_is_gone_counts_until_a_list_makes_it_fall(
     node: Node, daemon: FakeDaemon, mode: Mode
 ) -> None:
-    if mode == "mirrored":
-        pytest.skip("a mirror asks nobody")
-    tree, client = node.scheduler.room.tree, node.scheduler.client
-    assert isinstance(tree, ThinTree)
-    assert client is not None
+    tree, client = thin(node, mode)
     request = holding(tree.find(KEY, PATH))
     daemon.gone = lambda body: isinstance(body, Match)
     assert tree.match(request) == 4
