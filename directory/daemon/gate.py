@@ -34,6 +34,10 @@ class Gate:
         """Copies that a mover has."""
         return len(self._kinds)
 
+    def kind_of(self, op: OpId) -> str | None:
+        """Of a copy that a mover has; None for no such."""
+        return self._kinds.get(op)
+
     def admit(self, copy: SubmitCopy, now: int, *, serving: bool) -> bool:
         """Whether to hand a copy on at once; else it waits, or fails."""
         breaker = self._breakers.get(copy.kind)

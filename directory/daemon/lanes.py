@@ -1,25 +1,33 @@
 """Lanes: the fast way of the numbered stream's frames, one a client that has opened it.
 
 Owns the sockets and the arenas that came with them. A lane is no session: its end ends nothing,
-its client goes on by ZeroMQ. What a frame means is the endpoint's to say. It must never block, and
-never believe anything that a client has written into its arena but the bytes themselves.
+its client goes on by ZeroMQ. What a frame means is the endpoint's to say; here is said which of
+them are questions, answered as they come, and which wait for their turn (turns.py) with all that
+their client has sent behind them: a client's messages never overtake one another. It must never
+block, and never believe anything that a client has written into its arena but the bytes themselves.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from time import monotonic_ns
 from typing import Final
 
 import structlog
 
 from directory.core import limits
 from directory.core.errors import BadMessage, TooLarge
+from directory.core.events import Lock, Match, Restore, Unlock
 from directory.core.ids import PoolId
 from directory.daemon.loop import Loop
+from directory.daemon.turns import Rank
+from directory.protocol.ended import Ended
 from directory.protocol.endpoint import Endpoint
-from directory.protocol.messages import Extent
+from directory.protocol.messages import Envelope, Extent
 from transfer.ipc.lane import FrameLane, LaneOver
 from transfer.ipc.memory import SharedMemoryIPC
 
@@ -29,7 +37,11 @@ KNOWN_BYTES_MAX: Final = 4 * 1024 * 1024
 KNOWN_LENGTH_MIN: Final = 1024
 """What is shorter is copied each time: remembering it costs more memory than it has bytes."""
 FRAMES_PER_TURN_MAX: Final = 256
-"""Carried out of one lane before others have their turn, as of the router."""
+"""Read out of one lane at once; they are carried out before more is read."""
+PIECE_NS: Final = 200_000
+"""So long messages of one lane are carried out before others have their turn, and one more."""
+QUESTIONS: Final = frozenset({Match, Lock, Unlock, Ended})
+"""They take a few microseconds to some hundred, and somebody waits for most of them."""
 COPIED_PER_TURN_MAX: Final = limits.MESSAGE_BYTES_MAX
 """Out of one arena, too, but for the message that reaches it: its frame is small, it is not."""
 TOUCHED_BYTES: Final = 2 * 1024 * 1024
@@ -65,8 +77,12 @@ class ClientLane:
         self._nbytes = nbytes
         self.frames = FrameLane(sock)
         self.serving = False
-        self.left: list[bytes] = []
-        """Frames that were received and are for the next turn."""
+        self.head: Envelope | None = None
+        """The oldest message that was received and is not carried out, once it was looked at."""
+        self.left: deque[bytes] = deque()
+        """Frames that were received behind it."""
+        self.put_off = False
+        """The oldest is no question, and waits for its turn."""
         self.copied = 0
         """Bytes that this turn's messages had copied out of the arena."""
         self._known: dict[int, bytes] = {}
@@ -158,40 +174,73 @@ class Lanes:
         return len(self._lanes)
 
     def _serve(self, lane: ClientLane, events: int) -> None:
-        """Carry out what one read brings, a bounded number of frames; what is left has the loop
-        come back. Who sends what is no message at all goes on by ZeroMQ."""
-        frames, endpoint = lane.frames, self._endpoint
+        """Answer the questions that have come, a bounded part of them, as far as nothing before
+        them waits for its turn. Who sends what is no message at all goes on by ZeroMQ."""
+        frames = lane.frames
         if events & select.EPOLLOUT and frames.flush():
             self._loop.want_write(frames.fileno(), False)
-        try:
-            received = lane.left or frames.receive(FRAMES_PER_TURN_MAX)
-        except LaneOver as over:
-            log.debug("lane over", pool=lane.pool, reason=str(over))
-            self.close(lane.pool)
+        if lane.put_off:
             return
-        lane.left, lane.copied = [], 0
+        if not (lane.head or lane.left):
+            try:
+                lane.left.extend(frames.receive(FRAMES_PER_TURN_MAX))
+            except LaneOver as over:
+                log.debug("lane over", pool=lane.pool, reason=str(over))
+                self.close(lane.pool)
+                return
+        self._carry_out(lane, questions_only=True)
+
+    def _turn(self, lane: ClientLane) -> None:
+        """Its turn has come: carry out what was put off, and what came behind it."""
+        lane.put_off = False
+        self._carry_out(lane, questions_only=False)
+
+    def _carry_out(self, lane: ClientLane, *, questions_only: bool) -> None:
+        endpoint, frames, pool, left = self._endpoint, lane.frames, lane.pool, lane.left
+        begun, taken, broken = monotonic_ns(), 0, False
+        lane.copied = 0
         # What is answered to reports goes back in one piece: it wakes the client once.
-        lane.serving, broken = True, False
-        for at, frame in enumerate(received):
-            if lane.copied >= COPIED_PER_TURN_MAX:
-                lane.left = received[at:]
+        lane.serving = True
+        while lane.head is not None or left:
+            envelope = lane.head
+            if envelope is None:
+                lane.head = envelope = endpoint.read_lane(pool, left.popleft())
+                if envelope is None:
+                    broken = True
+                    break
+            if questions_only and type(envelope.body) not in QUESTIONS:
                 break
-            waits = endpoint.take_lane(lane.pool, frame)
+            if taken and (
+                lane.copied >= COPIED_PER_TURN_MAX or monotonic_ns() - begun >= PIECE_NS
+            ):
+                break
+            lane.head = None
+            taken += 1
+            waits = endpoint.take_lane(pool, envelope)
             if frames.closed:
                 return  # its registration has ended over this message
-            if waits is None:
-                broken = True
-                break
             if waits:
+                self._loop.asked = True
                 lane.send_held()
-        if received:
+        if taken:
             endpoint.acknowledge()
         lane.serving = False
         lane.send_held()
         if broken:
-            log.debug("lane over", pool=lane.pool, reason="a frame that is no message")
-            self.close(lane.pool)
-        elif frames.more or lane.left:
+            log.debug("lane over", pool=pool, reason="a frame that is no message")
+            self.close(pool)
+        else:
+            self._come_back(lane)
+
+    def _come_back(self, lane: ClientLane) -> None:
+        """See that what is left is carried out, though nothing more may come."""
+        frames = lane.frames
+        if lane.head is not None and type(lane.head.body) not in QUESTIONS:
+            lane.put_off = True
+            waits = isinstance(lane.head.body, Restore)
+            rank = Rank.RESTORES if waits else Rank.REPORTS
+            self._loop.later(frames.fileno(), rank, partial(self._turn, lane))
+        elif lane.head is not None or lane.left or frames.more:
             self._loop.call_again(frames.fileno())
 
 

@@ -5,14 +5,17 @@ source that epoll cannot see (ZeroMQ's) still has something: such a source is as
 one thing follows close upon another it looks for the next one for a moment before it sleeps:
 waking up takes longer than most of what is asked. Of several that wait, those come first that took
 least the last time, and what would make a turn long is left for the next one, before which it is
-looked who has come: a match is not to wait for a long report that came a moment earlier.
+looked who has come. What callbacks find that can wait they put off (`later`); a turn does one piece
+of that at most (turns.py): a match is not to wait for reports that came a moment earlier.
 """
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Final, Protocol
+
+from directory.daemon.turns import Piece, Rank, Turns
 
 Callback = Callable[[int], None]
 """Called with the epoll event mask."""
@@ -58,6 +61,9 @@ class Loop:
         self._close = False  # what came last came close upon its forerunner
         self._took_ns: dict[int, int] = {}  # by descriptor, the last time
         self._again: set[int] = set()  # to be called the next time, whatever epoll says
+        self._turns = Turns()
+        self.asked = False
+        """Whether a question was answered in this turn; who answers one says so here."""
 
     def watch(self, fd: int, callback: Callback) -> None:
         """Call back whenever the descriptor is readable or has hung up."""
@@ -74,12 +80,21 @@ class Loop:
             self._epoll.unregister(fd)
             self._took_ns.pop(fd, None)
             self._again.discard(fd)
+            self._turns.drop(fd)
 
     def call_again(self, fd: int) -> None:
         """Call a descriptor's callback in the next turn (mask 0 if epoll has nothing of it): what
         it has read and left must not wait until more comes."""
         if fd in self._callbacks:
             self._again.add(fd)
+
+    def later(self, who: Hashable, rank: Rank, piece: Piece) -> None:
+        """Put off what can wait; what a descriptor puts off is forgotten with it."""
+        self._turns.put(who, rank, piece)
+
+    def forget(self, who: Hashable) -> None:
+        """Do nothing any more of what somebody has put off."""
+        self._turns.drop(who)
 
     def watch_hidden(self, source: HiddenSource) -> None:
         """Serve the one source that epoll cannot see the state of."""
@@ -92,27 +107,42 @@ class Loop:
 
         What would make the turn a long one is left to the next.
         """
-        hidden = self._hidden
-        if self._again or (hidden is not None and hidden.pending()):
+        hidden, turns = self._hidden, self._turns
+        if self._again or turns or (hidden is not None and hidden.pending()):
             timeout_s = 0
         ready = self._wait(timeout_s)
         if self._again:
             told = {fd for fd, _ in ready}
             ready += [(fd, 0) for fd in self._again if fd not in told]
-        if hidden is not None and any(fd == self._hidden_fd for fd, _ in ready):
-            hidden.woken()
-        self._call(ready)
+        self.asked = False
+        took_ns = self._call(ready) if ready else 0
         if hidden is not None and hidden.pending():
-            hidden.drain()
+            turns.put(self._hidden_fd, Rank.REPORTS, hidden.drain)
+        if turns:
+            self._work(took_ns)
 
-    def _call(self, ready: list[tuple[int, int]]) -> None:
-        took = self._took_ns
+    def _work(self, took_ns: int) -> None:
+        """Do a piece of what can wait, if there is time for it. `took_ns`: what came before."""
+        turns = self._turns
+        if not self.asked:
+            turns.take()()
+            return
+        turns.asked(took_ns)
+        if turns.earned:
+            begun = monotonic_ns()
+            turns.take()()
+            turns.spent(monotonic_ns() - begun)
+
+    def _call(self, ready: list[tuple[int, int]]) -> int:
+        """Call back, and return how long that took."""
+        took, callbacks, hidden = self._took_ns, self._callbacks, self._hidden
         if len(ready) > 1:
             ready.sort(key=lambda one: took.get(one[0], 0))
-        callbacks = self._callbacks
         called = [(callbacks.get(fd), fd, events) for fd, events in ready]
         begun = at = monotonic_ns()
         for callback, fd, events in called:
+            if fd == self._hidden_fd and hidden is not None:
+                hidden.woken()
             # A callback may have closed a descriptor whose event is still in this batch.
             if callback is None or callbacks.get(fd) is not callback:
                 continue
@@ -125,10 +155,11 @@ class Loop:
             if fd in callbacks:
                 took[fd] = ended - at
             at = ended
+        return at - begun
 
     def waiting(self) -> bool:
         """Whether anything is there to be served now; nothing of it is taken."""
-        if self._again or self._epoll.poll(0, 1):
+        if self._again or self._turns or self._epoll.poll(0, 1):
             return True
         return self._hidden is not None and self._hidden.pending()
 

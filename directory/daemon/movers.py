@@ -22,6 +22,7 @@ from directory.core.states import step
 from directory.core.tokens import unpack_pages
 from directory.daemon.checksums import ChecksumTable
 from directory.daemon.clock import now_us
+from directory.daemon.ends import Ends
 from directory.daemon.gate import Gate
 from directory.daemon.loop import Loop
 from directory.daemon.mover_states import MOVER, MoverEvent, MoverHost, MoverState
@@ -82,6 +83,7 @@ class Movers:
         self._importing: set[PoolId] = set()
         self._releasing: set[PoolId] = set()
         self._gate = Gate(counters)
+        self._ends = Ends(loop, self._take)
         self._tier_answers = 0
         self._failures = 0
         self._served_once = False
@@ -182,6 +184,7 @@ class Movers:
         """Ask the mover to end; returns its pidfd to wait for, or -1."""
         if self._mover is None:
             return -1
+        self._ends.tell_all()
         self._tell_mover(lambda mover: mover.shutdown())
         return self._mover.pidfd
 
@@ -255,7 +258,12 @@ class Movers:
         for reply in replies:
             if self._mover is not mover:
                 return  # it was given up on meanwhile, and the directory knows that
-            self._take(reply)
+            if isinstance(reply, CopyDone):
+                self._ends.put(reply, backup=self._gate.kind_of(reply.op) == "backup")
+            elif not isinstance(reply, Pong):
+                # It may be said of pools and pages that ended copies had to do with.
+                self._ends.tell_all()
+                self._take(reply)
 
     def _take(self, reply: Reply) -> None:
         match reply:
@@ -292,8 +300,6 @@ class Movers:
             case Rejected():
                 # It does not say which request that was: whoever waits for it would wait for ever.
                 self._lose(_rejected(reply))
-            case Pong():
-                pass
 
     def _on_ready(self, tier_answers: int) -> None:
         """Serve once the mover and every part of the tier are there."""
@@ -313,8 +319,8 @@ class Movers:
             return
         pid, lived_ms = mover.pid, (now_us() - self._since_us) // 1000
         mover.kill()
+        self._ends.tell_all()  # what it had finished and said before still counts
         try:
-            # What it had finished and said before still counts.
             for reply in mover.receive():
                 if isinstance(reply, CopyDone | PagesDamaged):
                     self._take(reply)
@@ -345,6 +351,7 @@ class Movers:
     def _bury(self, event: MoverEvent) -> None:
         """Kill and reap the mover and forget what only it knew."""
         mover, self._mover = self._mover, None
+        self._ends.forget()
         if mover is not None:
             self._loop.unwatch(self._watched_fd)
             self._loop.unwatch(mover.pidfd)

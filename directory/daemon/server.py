@@ -7,6 +7,7 @@ a frame means is the endpoint's to say (directory/protocol/endpoint.py).
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic_ns
 from typing import Final
 
 import structlog
@@ -22,6 +23,8 @@ from directory.daemon.runtime import StartError
 from directory.protocol.endpoint import Ask, Endpoint
 
 MESSAGES_PER_WAKE_MAX: Final = 256
+PIECE_NS: Final = 200_000
+"""So long messages of the router are carried out before others have their turn, and one more."""
 QUEUED_PER_CLIENT_MAX: Final = min(4_096, limits.UNACKED_MESSAGES_MAX)
 """High-water mark of each client's pipe in both directions; what is beyond is sent again."""
 
@@ -104,14 +107,17 @@ class Server:
         return self._unsure
 
     def drain(self) -> None:
-        """Carry out what has arrived, a bounded number of messages, then acknowledge reports."""
+        """Carry out what has arrived, a bounded part of it, then acknowledge reports."""
         self._unsure = True
+        begun = monotonic_ns()
         for _ in range(MESSAGES_PER_WAKE_MAX):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._endpoint.take(*frames)
+            if monotonic_ns() - begun >= PIECE_NS:
+                break
         self._endpoint.acknowledge()
 
     def close(self) -> None:

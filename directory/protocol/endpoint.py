@@ -161,27 +161,38 @@ class Endpoint:
         except TreecoredError as error:
             self._say(identity, client, self._refusal(error))
 
-    def take_lane(self, pool: PoolId, frame: bytes) -> bool | None:
-        """Carry out one message that came by a pool's lane, or refuse it.
-
-        Returns whether somebody waits for the answer, and more so than for those to come; None: it
-        was no message at all, and its lane is to be closed.
-        """
+    def read_lane(self, pool: PoolId, frame: bytes) -> Envelope | None:
+        """The message that came by a pool's lane; what is none is refused, and its lane is to be
+        closed (None)."""
         client = self.clients[pool]
         self._counters["frames"] += 1
         client.by_lane = True
-        envelope: Envelope | None = None
         try:
-            envelope = decode_envelope(frame)
-            self._check_epoch(envelope)
-            if isinstance(envelope.body, Attach):
-                raise BadMessage("a lane is attached by its session; say Attach by a connection")
-            self._stream(client, envelope, envelope.body)
-            return isinstance(envelope.body, Match)
+            return decode_envelope(frame)
         except TreecoredError as error:
-            said = ReplyEnvelope(self.epoch, client.stream.acked, 0, self._refusal(error))
-            self._send_to(client, encode(said))
-            return None if envelope is None else True
+            self._refuse_lane(client, error)
+            return None
+
+    def take_lane(self, pool: PoolId, envelope: Envelope) -> bool:
+        """Carry out one message that came by a pool's lane, or refuse it.
+
+        Returns whether somebody waits for the answer, and more so than for those to come.
+        """
+        client, body = self.clients[pool], envelope.body
+        client.by_lane = True
+        try:
+            self._check_epoch(envelope)
+            if isinstance(body, Attach):
+                raise BadMessage("a lane is attached by its session; say Attach by a connection")
+            self._stream(client, envelope, body)
+            return isinstance(body, Match)
+        except TreecoredError as error:
+            self._refuse_lane(client, error)
+            return True
+
+    def _refuse_lane(self, client: Client, error: TreecoredError) -> None:
+        said = ReplyEnvelope(self.epoch, client.stream.acked, 0, self._refusal(error))
+        self._send_to(client, encode(said))
 
     def _check_epoch(self, envelope: Envelope) -> None:
         if envelope.epoch != self.epoch:

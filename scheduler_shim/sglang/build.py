@@ -40,7 +40,7 @@ def build_cache(context: Any) -> Any:
         context,
         model_id=settings.model_id,
         share_versions=settings.share_versions,
-        landings=settings.fills_max if settings.loads == "layerwise" else 0,
+        landings=settings.fills_max if settings.by_layers else 0,
         staging_bytes=settings.staging_mib << 20,
     )
     try:
@@ -88,7 +88,7 @@ def make_shim(context: Any, pool: SglangPool, settings: Settings) -> Shim:
         ),
         unnamed=lambda: allocator.unnamed_count,
         start_over=allocator.start_over,
-        layers=pool.make_layers() if settings.loads == "layerwise" else None,
+        layers=pool.make_layers() if settings.by_layers else None,
         seed=hash(instance),
     )
 

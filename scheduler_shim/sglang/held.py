@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from directory.core.actions import AnyReply, Matched, Restored
-from directory.core.events import Match, Restore
+from directory.core.events import Restore
 from directory.core.ids import NO_LEASE
 from directory.core.tokens import pack_pages, unpack_pages
 from scheduler_shim.fills import Fill, Fills
@@ -64,8 +64,9 @@ class HeldBack:
 
     # What the shim calls.
 
-    def tick(self, waiting: Sequence[Waiting], now_us: int) -> None:
-        """Look at the head of the queue: start look-ups, forget who is gone, end long waits."""
+    def tick(self, waiting: Sequence[Waiting], now_us: int) -> bool:
+        """Look at the head of the queue: start look-ups (True: some are asked), forget who is gone,
+        end long waits."""
         self._tick += 1
         asks, reask_us = self._settings.asks_max, 1_000 * self._settings.reask_ms
         for position, req in enumerate(waiting):
@@ -82,6 +83,7 @@ class HeldBack:
                 self._forget(entry)
             elif now_us - entry.since_us >= 1_000 * self._settings.hold_ms_max:
                 self._pass_overdue(entry)
+        return asks < self._settings.asks_max
 
     def take(self, seq: int, reply: AnyReply | None, now_us: int) -> None:
         """An answer has come, or (None) its deadline has passed."""
@@ -138,6 +140,7 @@ class HeldBack:
                 self._around.room.quarantine(fill.targets)
         for entry in self._entries.values():
             entry.request.seq, entry.request.receipt = 0, NO_LEASE
+            entry.stage = Stage.PASSED
         self._entries.clear()
         self._by_number.clear()
         self._asking.clear()
@@ -146,6 +149,11 @@ class HeldBack:
     def rows(self) -> Sequence[Request]:
         """The row that is being inserted: whoever keeps the tree next must know of it."""
         return self._landings.rows
+
+    @property
+    def asking(self) -> bool:
+        """Whether somebody is held back for an answer."""
+        return any(entry.stage is Stage.ASKING for entry in self._asking.values())
 
     @property
     def held_count(self) -> int:
@@ -176,17 +184,19 @@ class HeldBack:
             return 0
         tree = self._around.room.tree
         if isinstance(tree, MirroredTree):
-            self._match_own(request)
-            if self.join(entry) or self._beyond(request, request.match_pages) == 0:
+            self.match_own(request)
+            if self.join(entry) or not self._targets.worth(request, request.match_pages):
                 return 0
         elif request.match_pages < self._settings.restore_min_pages:
             return 0
         if len(self.fills) >= self._settings.fills_max:
             self._around.count("restores_put_off")
             return 0
+        body = question(request)
         if isinstance(tree, ThinTree):
             entry.changes = tree.asks(request.key, request.match_tokens)
-        request.seq = client.ask(self._question(request), hold=True)
+            body = msgspec.structs.replace(body, acquire=False)
+        request.seq = client.ask(body, hold=True)
         if request.seq:
             self._asking[request.seq] = entry
             mark("asked", entry.rid, request.seq)
@@ -208,7 +218,7 @@ class HeldBack:
             request.lease(reply.receipt)
             request.reach = len(request.row) + beyond
             asked_from = len(request.row)
-            self._match_own(request)
+            self.match_own(request)
             if len(request.row) < asked_from:
                 # A part of the own prefix went meanwhile, and the lease does not cover that.
                 self.let_go(request)
@@ -222,16 +232,8 @@ class HeldBack:
         offers = self._loads.offers
         if self.join(entry) or (offers is not None and offers.make(self, entry, reply)):
             return
-        if self.lease(request) and self._restore(entry):
-            return
-        if offers is None or not offers.make(self, entry, reply, crowded=True):
+        if not (self.lease(request) and self._restore(entry)):
             self.let_go(request)
-
-    def _question(self, request: Request) -> Match:
-        """What lies beyond, with a lease of it. A thin one is without: it would protect own pages
-        too, and SGLang has promised those to whoever it admits until an answer is taken."""
-        acquire = isinstance(self._around.room.tree, MirroredTree)
-        return msgspec.structs.replace(question(request), acquire=acquire)
 
     def lease(self, request: Request) -> bool:
         """Thin: lease the path now that a part of it is to be restored; in one call, so that what
@@ -239,21 +241,17 @@ class HeldBack:
         tree = self._around.room.tree
         if isinstance(tree, MirroredTree):
             return True
-        if not self._beyond(request, request.reach) or not isinstance(tree, ThinTree):
+        if not self._targets.worth(request, request.reach) or not isinstance(tree, ThinTree):
             return False
         request.reach = tree.match(request)
         return request.receipt != NO_LEASE
 
-    def _match_own(self, request: Request) -> None:
-        """Put what the pool holds into the row. Nothing is locked by it."""
+    def match_own(self, request: Request) -> None:
+        """Put what a mirrored pool holds into the row. Nothing is locked by it; a thin tree says it
+        with the lease."""
         tree = self._around.room.tree
-        found = tree.find(request.key, request.match_tokens)
-        request.row = unpack_pages(found.pages)
-
-    def _beyond(self, request: Request, reach: int) -> int:
-        """Pages beyond the row; 0 where they are too few to be worth it."""
-        count = reach - len(request.row)
-        return count if count >= self._settings.restore_min_pages else 0
+        if isinstance(tree, MirroredTree):
+            request.row = unpack_pages(tree.find(request.key, request.match_tokens).pages)
 
     # Restores.
 
@@ -274,18 +272,19 @@ class HeldBack:
         entry.since_us = entry.asked_us
         entry.fills += 1
 
+    def room_for(self, entry: Entry) -> int:
+        """Pages that a restore for a request that is held back could have as targets now."""
+        return self._targets.room_for(entry.request) if entry.fills < FILLS_MAX else 0
+
+    def restore(self, entry: Entry) -> bool:
+        """Hold a request back until what lies beyond its row is here, as far as there is room."""
+        return self.join(entry) or (self.lease(entry.request) and self._restore(entry))
+
     def _restore(self, entry: Entry) -> bool:
-        """Have the pages from the row's end on restored, as far as there is room for them."""
         request, around = entry.request, self._around
-        wanted = self._beyond(request, request.reach)
-        ahead = self.fills.ahead(request, len(request.row))
-        if ahead is not None:
-            wanted = min(wanted, ahead.start - len(request.row))
-        if request.receipt == NO_LEASE or wanted <= 0 or entry.fills >= FILLS_MAX:
-            return False
-        wanted = min(wanted, self._targets.room_for(request))
-        if wanted < self._settings.restore_min_pages:
-            around.count("restores_without_room")
+        may = request.receipt != NO_LEASE and entry.fills < FILLS_MAX
+        wanted = self._targets.wanted(request) if may else 0
+        if not wanted:
             return False
         targets = self._targets.take(request, wanted)
         client, start = around.client, len(request.row)
@@ -350,6 +349,7 @@ class HeldBack:
         """A request is not admitted with its load: it is held back for it."""
         entry = self._entries.get(rid)
         if entry is not None:
+            entry.asked_us = self._around.now_us()  # it was admissible until now
             self._wait_for_fill(entry)
 
     def hand_over(self, rid: str) -> None:

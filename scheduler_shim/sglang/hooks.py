@@ -81,6 +81,7 @@ def tick(shim: Shim, scheduler: Any) -> None:
         scheduler.running_batch.batch_is_full = False
     if shim.loads.offers is not None:
         shim.loads.offers.chunked = lambda: chunked_tokens(scheduler)
+        shim.loads.offers.decoding = lambda: decodes(scheduler)
     shim.tick(
         scheduler.waiting_queue,
         busy=is_busy(scheduler),
@@ -95,6 +96,17 @@ def is_busy(scheduler: Any) -> bool:
         scheduler.chunked_req is not None
         or not scheduler.running_batch.is_empty()
         or (last is not None and not last.is_empty())
+    )
+
+
+def decodes(scheduler: Any) -> bool:
+    """Whether a request that has its first token, or is about to, waits for the next one. One in
+    the midst of its chunks does not; nor does one that has ended, though it may still be listed."""
+    return any(
+        req is not scheduler.chunked_req and not req.finished()
+        for batch in (scheduler.running_batch, scheduler.last_batch)
+        if batch is not None
+        for req in batch.reqs
     )
 
 

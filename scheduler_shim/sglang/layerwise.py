@@ -276,6 +276,7 @@ class Layerwise:
             defect, self.defect = self.defect, None
             raise defect
         self.checks.tick()
+        self._offers.tick(self.look_ups)
         answered, self._answered = self._answered, []
         for load in answered:
             if self._settle(load) and load.landed and not load.lost:

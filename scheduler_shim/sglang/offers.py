@@ -4,6 +4,10 @@ Owns which waiting requests have one. An offered request is not held back: SGLan
 by its match, and has it loaded when it admits the request. It must never offer what has moved
 since: what the pool has now, the answer's lease and the loads under way are compared at each match.
 
+With `adaptive` loads nothing is offered, and what was is taken back, while a request of the batch
+that runs waits for its next token: a pass that follows a load lasts as long as the load, and every
+such request waits for it. What would have been offered is restored while its request is held back.
+
 A mirrored offer keeps the lease of its answer, so that the host tier cannot lose it; a thin one
 leases when it is taken, because a thin lease protects own pages, too, and a waiting request must
 not take room from the head of the queue.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from directory.core.actions import Matched
 from directory.core.ids import NO_LEASE
@@ -34,6 +38,18 @@ class LookUps(Protocol):
         """Wait for a restore that brings the page behind the row anyway."""
         ...
 
+    def match_own(self, request: Request) -> None:
+        """Put what the own pool has by now into the row, where this side keeps the tree."""
+        ...
+
+    def room_for(self, entry: Entry) -> int:
+        """Pages that a restore for a request that is held back could have as targets now."""
+        ...
+
+    def restore(self, entry: Entry) -> bool:
+        """Hold a request back for what lies beyond its row; False: nothing comes."""
+        ...
+
     def lease(self, request: Request) -> bool:
         """Thin: lease the path in one call; the row and the reach are brought up to date."""
         ...
@@ -43,38 +59,51 @@ class LookUps(Protocol):
         ...
 
 
+class Offer(NamedTuple):
+    """One waiting request's. `leased_from`: the page from which on its path is leased; `crowded`:
+    there was no room to restore it while it is held back."""
+
+    entry: Entry
+    leased_from: int
+    crowded: bool
+
+
 class Offers:
     """One engine's. Mutated by its scheduler's thread alone."""
 
     def __init__(self, around: Around, settings: Settings) -> None:
         self.chunked: Callable[[], int] = lambda: 0
         """Tokens that a prompt in chunks has yet to take. The hooks set it."""
+        self.decoding: Callable[[], bool] = lambda: False
+        """Whether a request that has its first token waits for the next. The hooks set it."""
         self._around = around
         self._settings = settings
-        self._open: dict[str, tuple[Entry, int]] = {}  # with the page from which on it is leased
+        self._open: dict[str, Offer] = {}
 
-    def make(
-        self, look_ups: LookUps, entry: Entry, reply: Matched, *, crowded: bool = False
-    ) -> bool:
-        """Offer what an answer says lies beyond the row, if it can land layer by layer.
+    def make(self, look_ups: LookUps, entry: Entry, reply: Matched) -> bool:
+        """Offer what an answer says lies beyond the row; False: hold the request back for it.
 
-        What comes out of other pools lands whole, so its requests are held back for it. Where they
-        found no room for that (`crowded`), as much of it as the host tier has, too, is offered
-        from there: an offer needs room only when SGLang has it. Such a load never reads a pool,
-        because its answer's lease holds all of it at the host; so a thin one is not offered, which
-        has no lease until it is taken.
+        What comes out of other pools lands whole, so its requests are held back for it, and with
+        `adaptive` loads all are while something decodes. Where that finds no room for as much as
+        the host tier has, the host tier's part is offered all the same: an offer needs room only
+        when SGLang has it. Such a load never reads a pool, because its answer's lease holds all of
+        it at the host; so a thin one is not offered where pools are to be read, which has no lease
+        until it is taken.
         """
         request, fills = entry.request, look_ups.fills
-        start = len(request.row)
-        reach = min(request.reach, reply.host_reach) if crowded else request.reach
-        if (reply.peer_pages and not crowded) or (crowded and not self._mirrored):
-            return False
+        start, reach = len(request.row), min(request.reach, reply.host_reach)
         if reach <= start or reach - start < self._settings.restore_min_pages:
             return False
-        if self._mirrored and request.receipt == NO_LEASE:
+        hold = reply.peer_pages or self._holds
+        crowded = bool(hold) and look_ups.room_for(entry) < reach - start
+        if hold and not crowded:
+            if not reply.peer_pages:
+                self._around.count("offers_held_back")
+            return False
+        if request.receipt == NO_LEASE if self._mirrored else reply.peer_pages:
             return False
         self._open = {
-            rid: offer for rid, offer in self._open.items() if offer[0].stage is Stage.OFFERED
+            rid: offer for rid, offer in self._open.items() if offer.entry.stage is Stage.OFFERED
         }
         if len(self._open) + len(fills) >= self._settings.fills_max:
             return False
@@ -84,9 +113,31 @@ class Offers:
             self._around.count("offers_crowded")
         request.reach = reach
         entry.stage = Stage.OFFERED
-        self._open[entry.rid] = entry, start if self._mirrored else 0
+        self._open[entry.rid] = Offer(entry, start if self._mirrored else 0, crowded)
         self._around.count("offers")
         return True
+
+    def tick(self, look_ups: LookUps) -> None:
+        """Something may decode by now: hold those back that were offered a load before."""
+        if not self._open or not self._holds or self._around.client is None:
+            return
+        for rid, (entry, leased_from, crowded) in list(self._open.items()):
+            if crowded or entry.stage is not Stage.OFFERED:
+                continue
+            request = entry.request
+            look_ups.match_own(request)
+            if len(request.row) < leased_from:
+                del self._open[rid]
+                self._look_up_anew(look_ups, entry)
+            elif look_ups.room_for(entry) < request.reach - len(request.row):
+                self._open[rid] = Offer(entry, leased_from, crowded=True)
+                self._around.count("offers_crowded")
+            else:
+                del self._open[rid]
+                self._around.count("offers_held_back")
+                entry.asked_us = self._around.now_us()  # it is held back from now on
+                if not look_ups.restore(entry):
+                    self._look_up_anew(look_ups, entry)
 
     def pages(
         self, look_ups: LookUps, rid: str, key: NamespaceKey, tokens: bytes, own: bytes
@@ -94,14 +145,13 @@ class Offers:
         """Pages that can be loaded for a request now. `tokens`: whole pages, as far as they may
         match; `own`: the packed pages that the pool has of them."""
         offer = self._open.get(rid)
-        if offer is None or offer[0].stage is not Stage.OFFERED:
+        if offer is None or offer.entry.stage is not Stage.OFFERED:
             return 0
-        entry, leased_from = offer
+        entry, leased_from = offer.entry, offer.leased_from
         request, start = entry.request, len(own) // 4
         if request.key != key or not request.tokens.startswith(tokens) or start < leased_from:
             # It is another request by now, or a part of its own prefix went, which nobody leased.
-            look_ups.let_go(request)
-            entry.stage = Stage.NEW
+            self._look_up_anew(look_ups, entry)
             return 0
         request.row = _unpacked(own)
         if look_ups.join(entry):
@@ -119,9 +169,9 @@ class Offers:
         """The request of an offer that SGLang has accepted, its row the own pages and its path
         leased up to `count` pages beyond; None where it is not there any more."""
         offer = self._open.pop(rid, None)
-        if offer is None or offer[0].stage is not Stage.OFFERED:
+        if offer is None or offer.entry.stage is not Stage.OFFERED:
             return None
-        request = offer[0].request
+        request = offer.entry.request
         request.row = _unpacked(own)
         leased = look_ups.lease(request) and request.receipt != NO_LEASE
         if leased and request.row.tobytes() == own and request.reach >= len(own) // 4 + count:
@@ -132,14 +182,23 @@ class Offers:
     def offered(self, rid: str) -> bool:
         """Whether a waiting request has an offer."""
         offer = self._open.get(rid)
-        return offer is not None and offer[0].stage is Stage.OFFERED
+        return offer is not None and offer.entry.stage is Stage.OFFERED
 
     def withdraw_all(self, look_ups: LookUps) -> None:
         """Offer nothing any more of what was answered so far."""
-        for entry, _ in self._open.values():
-            if entry.stage is Stage.OFFERED:
-                look_ups.let_go(entry.request)
+        for offer in self._open.values():
+            if offer.entry.stage is Stage.OFFERED:
+                look_ups.let_go(offer.entry.request)
         self._open.clear()
+
+    def _look_up_anew(self, look_ups: LookUps, entry: Entry) -> None:
+        look_ups.let_go(entry.request)
+        entry.stage = Stage.NEW
+
+    @property
+    def _holds(self) -> bool:
+        """Whether requests are held back now for what could land layer by layer."""
+        return self._settings.loads == "adaptive" and self.decoding()
 
     @property
     def _mirrored(self) -> bool:

@@ -38,9 +38,10 @@ class Settings(BaseSettings):
     """Name by which the daemon knows this engine; empty: from the process number."""
     mode: Literal["mirrored", "thin"] = "mirrored"
     """Who keeps this pool's tree: the engine, with a mirror of its own, or the daemon."""
-    loads: Literal["held", "layerwise", "none"] = "held"
+    loads: Literal["held", "layerwise", "adaptive", "none"] = "held"
     """What lies beyond the pool is restored while the request is held back; or, where all of it
-    comes from the host tier, while its forward pass follows layer by layer; or not at all."""
+    comes from the host tier, while its forward pass follows layer by layer: always, or only where
+    no running request waits for its next token; or not at all."""
     on_absent: Literal["degrade", "wait", "fail"] = "degrade"
     """Without a daemon at start: serve without and join it later, wait for it, or refuse."""
     wait_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
@@ -70,6 +71,9 @@ class Settings(BaseSettings):
     """A request that waits in the queue is asked for again after so long."""
     idle_wait_us: Annotated[int, Field(ge=0, le=20_000)] = 1_000
     """While nothing runs and all that waits is held back, a tick waits so long for the daemon."""
+    busy_wait_us: Annotated[int, Field(ge=0, le=20_000)] = 500
+    """While something runs, a tick that has asked waits so long for the answers, so that nobody
+    waits a whole step for them."""
     flush_wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 2_000
     """How long a flush waits for movers before it leaves their targets out of use."""
     trust_weight_version: bool = False
@@ -88,6 +92,11 @@ class Settings(BaseSettings):
     are backed up and loaded; 256 suffice for a full bus. 0: they go as they lie."""
     stats_file: Path | None = None
     """Counters are written there as JSON, at most once a second."""
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether a forward pass may follow a load layer by layer."""
+        return self.loads in ("layerwise", "adaptive")
 
     @property
     def deadlines(self) -> Deadlines:

@@ -199,8 +199,9 @@ class Shim(Tally):
         self._reserved = reserved
         self.take_answers()
         self.loads.tick()
+        asked = False
         if self.client is not None and self.settings.loads != "none":
-            self._held.tick(waiting, begin_us)
+            asked = self._held.tick(waiting, begin_us)
             self.client.send_held()
         self.look_for_loss()
         if self._connection.step():
@@ -210,7 +211,9 @@ class Shim(Tally):
         self._tick_us_max = max(self._tick_us_max, took_us)
         self.count("ticks")
         self.count("ticks_us", took_us)
-        if not busy and waiting and self.settings.idle_wait_us:
+        if busy and asked:
+            self._wait_a_moment()
+        elif not busy and waiting and self.settings.idle_wait_us:
             self._wait_for_answers(waiting)
         self._stats.offer(begin_us, self.stats)
 
@@ -364,6 +367,19 @@ class Shim(Tally):
             client.wait(self.settings.idle_wait_us)
             self.take_answers()
             client.send_held()  # a forward pass may come next, and what it asks is timed already
+
+    def _wait_a_moment(self) -> None:
+        """Take the answers to what this tick has asked, if they come at once: else whoever asked is
+        admitted a whole step later."""
+        give_up_us = self.now_us() + self.settings.busy_wait_us
+        while self._held.asking and self.client is not None:
+            left_us = give_up_us - self.now_us()
+            if left_us <= 0:
+                return
+            self.client.wait(left_us)
+            self.take_answers()
+        if self.client is not None:
+            self.client.send_held()
 
     def _say_who_lives(self, *, idle: bool) -> None:
         client = self.client

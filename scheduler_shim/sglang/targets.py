@@ -24,6 +24,26 @@ class Targets:
         self._settings = settings
         self._fills = fills
 
+    def worth(self, request: Request, reach: int) -> bool:
+        """Whether so few pages as lie between the row and `reach` are restored at all."""
+        return reach - len(request.row) >= self._settings.restore_min_pages
+
+    def wanted(self, request: Request) -> int:
+        """Pages to be restored behind a request's row: what is not on its way, as far as there is
+        room for it; 0 where it is not worth it."""
+        if not self.worth(request, request.reach):
+            return 0
+        start = len(request.row)
+        ahead = self._fills.ahead(request, start)
+        end = request.reach if ahead is None else min(request.reach, ahead.start)
+        if end <= start:
+            return 0
+        wanted = min(end - start, self.room_for(request))
+        if wanted < self._settings.restore_min_pages:
+            self._around.count("restores_without_room")
+            return 0
+        return wanted
+
     def room_for(self, request: Request) -> int:
         """Pages that may become targets now: a share of what can be had, and nothing that running
         requests were promised. What a thin request's lease protects is lost to those as well."""

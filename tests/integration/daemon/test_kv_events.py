@@ -86,10 +86,15 @@ def test_who_comes_late_is_told_everything_and_who_was_there_is_not_cleared(
                 late.until(lambda blocks: blocks == all_of_it)
                 early.until(lambda _: early.batches[-1] == late.batches[-1])
                 assert cleared not in [e for _, b in early.batches[known:] for e in b[1]]
-        # Alone again: this one may have been here before, and know what is no more.
-        with Listener(where["a"]) as again:
-            again.until(lambda _: cleared in [e for _, b in again.batches for e in b[1]])
-            again.until(lambda blocks: blocks == all_of_it)
+
+        def alone_again() -> bool:
+            """Whether it was cleared for one that is told everything: as far as the publisher has
+            noticed, nobody else is there, and this one may know what is no more."""
+            with Listener(where["a"]) as again:
+                again.until(lambda blocks: blocks == all_of_it)
+                return cleared in [e for _, b in again.batches for e in b[1]]
+
+        wait_until(alone_again)
 
 
 def test_what_was_missed_is_replayed_and_what_is_kept_no_longer_comes_as_a_snapshot(
