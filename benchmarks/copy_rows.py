@@ -1,7 +1,8 @@
 """The rows of the copy benchmark: what is copied, what it is compared with, and the goals.
 
 Owns the rig and the rates of copies without anything beside them. Each row is the median of some
-rounds; a round moves about half a GiB, submitted as a few copies at once.
+rounds; a round moves as much as the large copy that it is compared with, submitted as a few copies
+at once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ class Sizes(NamedTuple):
     tier_bytes: int
     segment_bytes: int
     base_bytes: int
-    round_bytes: int
     restore_pages: int
     slab_bytes: int
     steps_s: float
@@ -60,13 +60,13 @@ class Sizes(NamedTuple):
     def of_gpu(cls) -> Sizes:
         """32 layers of an 8B model, 4 GiB a pool; a restore of 8 k tokens is 1 GiB."""
         mib = 1 << 20
-        return cls(64, 64 * mib, 4096 * mib, 64 * mib, 1024 * mib, 512 * mib, 128, 256 * mib, 0.9)
+        return cls(64, 64 * mib, 4096 * mib, 64 * mib, 1024 * mib, 128, 256 * mib, 0.9)
 
     @classmethod
     def of_dry_run(cls) -> Sizes:
         """Small enough for any machine."""
         mib = 1 << 20
-        return cls(4, 4 * mib, 32 * mib, 8 * mib, 16 * mib, 8 * mib, 8, 4 * mib, 0.1)
+        return cls(4, 4 * mib, 32 * mib, 8 * mib, 16 * mib, 8, 4 * mib, 0.1)
 
 
 def at_least(name: str, figure: float, base: float, goal: float, unit: str = "GB/s") -> Row:
@@ -166,8 +166,8 @@ class Bench:
         nbytes = self.page_bytes(page_size)
         slots = self.per_segment(page_size) * self.rig.tier.shape.segment_count
         room = min(self.pages(page_size), slots)
-        # Between GPU memories half a GiB is over in less than the messages about it take.
-        enough = room if kind == "peer_copy" else self.sizes.round_bytes // nbytes
+        # Between GPU memories a GiB is over in less than the messages about it take.
+        enough = room if kind == "peer_copy" else self.sizes.base_bytes // nbytes
         count = max(1, min(enough, room))
         pages = choose(self.pages(page_size), count, self.rng)
         own = self.pool(pool, page_size)

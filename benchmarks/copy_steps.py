@@ -82,7 +82,9 @@ def alone_and_beside(bench: Bench, once: Callable[[], float]) -> tuple[float, Wi
 def both(bench: Bench) -> Callable[[], float]:
     """Backups and restores at once, of different pages; the sum of both in GB/s."""
     rig, rng, page_size = bench.rig, bench.rng, PAGE_SIZE
-    count = min(bench.pages(page_size) // 2, bench.sizes.round_bytes // bench.page_bytes(page_size))
+    count = min(
+        bench.pages(page_size) // 2, bench.sizes.base_bytes // 2 // bench.page_bytes(page_size)
+    )
     slots_each = bench.per_segment(page_size)
     if rig.tier.shape.segment_count * slots_each < 2 * count:
         count = rig.tier.shape.segment_count * slots_each // 2
