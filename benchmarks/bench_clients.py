@@ -6,37 +6,59 @@ Each scheduler is a process of its own with a pool of its own; all have the same
 all match as fast as they can (with the release of each lease), then each begins a match at fixed
 times, together half as often; a match that begins late counts from when it should have begun.
 
-With `--busy` the same again, at the same times, beside everything else: the daemon keeps a journal
-and an access log, publishes KV events and is read by Prometheus, and two more schedulers
-(bench_soak.py's) publish, evict, back up and restore as fast as they can, so that the mover always
-has something to copy.
+With `--busy` the same twice more, at the same times, beside everything else: the daemon keeps a
+journal and an access log, publishes KV events and is read by Prometheus, and two more schedulers
+do all they can. *busy*: they publish, evict, back up and restore (bench_soak.py's), without
+computing, pages of a model's size, so that it is the mover that has more to do than it can (its
+processor time and the copies in its hands are reported). *small*: the same with tiny pages.
+*flood*: they do nothing but report (reporter.py), so that the daemon's own thread has more to do
+than it can.
+
+Where there are no more than two cores, `--isolate` gives the daemon one and the clients the other,
+before all else there (SCHED_FIFO), reporters behind clients; the rest runs on what they leave.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
+import signal
 import sys
 import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from benchmarks.bench_soak import everything_on
+from benchmarks.awake import before_all_else, keep_awake
+from benchmarks.bench_soak import MODES, SHAPES, below, command_of, cpu_s, everything_on
 from benchmarks.contestants import Contestant
 from benchmarks.node import Daemon, ThinScheduler
 from benchmarks.report import heading, percentile, table, write_json
+from directory.cli.asking import Asking
+from directory.protocol.admin import AdminStats, StatsReport
 
 PAGE, TOKENS = 16, 8_192
 LIMIT_MS, BUSY_TIMES = 2.0, 1.5
 SCRAPE_S = 1.0
+WARM_S = 2.0
+"""So long the others are at it before anything counts: a pool's memory is touched for the first
+time then, and the host tier has become full."""
+SETTLE_S = 0.2
+"""So much longer than the clients the others are at it."""
+BURST_S, REST_S = 0.3, 0.3
 EARLY_NS = 60_000
 """A client awakes so long before it is to begin, and looks at the clock until then."""
 PR_SET_TIMERSLACK = 29
+OTHERS: Final = 2
+PROGRAM: Final = "directory.cli.main"
+LOADS: Final = {"busy": "model", "small": "tiny", "flood": "tiny"}
+"""What the others' pages are like."""
+DEADLINE_S: Final = 10.0
 
 
 def serve(runtime_dir: str, number: int) -> None:
@@ -67,101 +89,194 @@ def _work(scheduler: ThinScheduler, seconds: float, interval_us: float) -> list[
     return taken
 
 
-def together(clients: list[Contestant], seconds: float, interval_us: float) -> list[float]:
-    """Have all of them work at the same time."""
-    for client in clients:
-        client.say("work", seconds, interval_us)
-    return [figure for client in clients for figure in client.hear()]
+class Clients:
+    """So many schedulers at one daemon, warm."""
+
+    def __init__(self, stack: ExitStack, daemon: Daemon, count: int, *, isolate: bool) -> None:
+        command = [sys.executable, "-m", "benchmarks.bench_clients", "--serve"]
+        self._all = [
+            stack.enter_context(Contestant([*command, str(daemon.runtime_dir), str(number)]))
+            for number in range(count)
+        ]
+        if isolate:
+            theirs, its = sorted(os.sched_getaffinity(0))[:2]
+            keep_awake(stack, (theirs, its))
+            before_all_else(daemon.process.pid, its)
+            for client in self._all:
+                before_all_else(client.pid, theirs, 2)
+        self.work(0.5, 0)
+
+    def work(self, seconds: float, interval_us: float) -> list[float]:
+        """Have all of them work at the same time."""
+        self.begin(seconds, interval_us)
+        return self.taken()
+
+    def begin(self, seconds: float, interval_us: float) -> None:
+        """Have them begin."""
+        for client in self._all:
+            client.say("work", seconds, interval_us)
+
+    def taken(self) -> list[float]:
+        """Wait for them."""
+        return [figure for client in self._all for figure in client.hear()]
+
+
+class Found(NamedTuple):
+    """Of one phase: microseconds of each match, and what else is to be said of it."""
+
+    taken: list[float]
+    facts: dict[str, Any]
+
+
+class Share:
+    """What part of a core processes have taken."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self._began = time.monotonic()
+        self._before = {name: cpu_s(pid) for name, pid in pids.items()}
+
+    def taken(self) -> dict[str, Any]:
+        """Since the beginning, by name; `ended`: those that are not there any more."""
+        passed = time.monotonic() - self._began
+        found: dict[str, Any] = {"ended": []}
+        for name, pid in self._pids.items():
+            try:
+                used = cpu_s(pid) - self._before[name]
+            except FileNotFoundError:
+                found["ended"].append(name)
+            else:
+                found[f"{name}_core_share"] = round(used / passed, 3)
+        return found
+
+
+def quiet(options: argparse.Namespace) -> tuple[Found, float]:
+    """Peak, and half of it, with nothing beside; also how often each client is to match then."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        clients = Clients(stack, daemon, options.clients, isolate=options.isolate)
+        peak = len(clients.work(options.seconds, 0)) / options.seconds
+        interval_us = options.clients / (options.rate or peak / 2) * 1e6
+        share, before = Share({"daemon": daemon.process.pid}), daemon.cpu_us()
+        figures = clients.work(options.seconds, interval_us)
+        facts = {
+            "peak_per_s": round(peak),
+            "half_per_s": round(len(figures) / options.seconds),
+            "daemon_cpu_us": round((daemon.cpu_us() - before) / len(figures), 1),
+            **share.taken(),
+        }
+    return Found(figures, facts), interval_us
+
+
+def _others(stack: ExitStack, daemon: Daemon, load: str) -> list[Contestant]:
+    folder = str(daemon.runtime_dir)
+    if load == "flood":
+        command = [sys.executable, "-m", "benchmarks.reporter", folder]
+        commands = [[*command, f"other {number}"] for number in range(OTHERS)]
+    else:
+        command = [sys.executable, "-m", "benchmarks.bench_soak", "--serve", folder]
+        commands = [[*command, f"other {mode}", mode, LOADS[load]] for mode in MODES[:OTHERS]]
+    return [stack.enter_context(Contestant(words)) for words in commands]
+
+
+def beside(options: argparse.Namespace, interval_us: float, load: str) -> Found:
+    """Half of the peak beside everything else."""
+    shape = LOADS[load]
+    with ExitStack() as stack:
+        flags, port = everything_on(stack, options.clients + OTHERS)
+        program = ["benchmarks.costed_daemon", str(options.costs)] if options.costs else [PROGRAM]
+        tier, segment = SHAPES[shape].host_tier, SHAPES[shape].segment
+        daemon = stack.enter_context(
+            Daemon(*flags, host_tier=tier, segment=segment, program=program)
+        )
+        others = _others(stack, daemon, load)
+        if options.isolate and load == "flood":
+            for other in others:
+                before_all_else(other.pid, min(os.sched_getaffinity(0)))
+        clients = Clients(stack, daemon, options.clients, isolate=options.isolate)
+        for other in others:
+            other.say("work", WARM_S, 1.0)
+        for other in others:
+            other.hear()
+        pids = {command_of(pid): pid for pid in below(daemon.process.pid)}
+        share = Share({"daemon": daemon.process.pid, **pids})
+        if options.costs:
+            daemon.process.send_signal(signal.SIGUSR1)
+        in_flight: list[int] = []
+        taken: list[float] = []
+        done: list[Any] = []
+        # Who comes before all else and never pauses is stopped by the kernel; so all of them do.
+        rounds = math.ceil(options.seconds / BURST_S) if options.isolate else 1
+        seconds = options.seconds / rounds
+        for _ in range(rounds):
+            for other in others:
+                other.say("work", seconds + SETTLE_S, 1.0)
+            time.sleep(SETTLE_S / 2)
+            clients.begin(seconds, interval_us)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until - SCRAPE_S:
+                time.sleep(SCRAPE_S)
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                    answer.read()
+                in_flight.append(_copies_in_flight(daemon))
+            taken += clients.taken()
+            done = [other.hear() for other in others]
+            if rounds > 1:
+                time.sleep(REST_S)
+        if options.costs:
+            daemon.process.send_signal(signal.SIGUSR2)
+        facts: dict[str, Any] = share.taken()
+    for name in ("requests", "restored", "wrong", "errors", "reports"):
+        facts |= {name: sum(one[name] for one in done)} if name in done[0] else {}
+    return Found(taken, facts | {"copies_in_flight": in_flight})
+
+
+def _copies_in_flight(daemon: Daemon) -> int:
+    with Asking(daemon.runtime_dir, DEADLINE_S, "bench_clients") as asking:
+        return asking.ask(AdminStats(), StatsReport).gauges["copies_in_flight"]
 
 
 def main() -> int:
-    """Measure, print, write; exit status 1 where p99 is above the limit."""
+    """Measure, print, write; exit status 1 where a p99 is above its limit, a page was wrong or
+    a process was lost."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_clients")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each of the two phases")
-    parser.add_argument("--busy", action="store_true", help="once more beside everything else")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each phase")
+    parser.add_argument("--rate", type=float, help="matches a second, instead of half of the peak")
+    parser.add_argument("--busy", action="store_true", help="also beside everything else")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="of the last load, by kind")
+    parser.add_argument("--isolate", action="store_true", help="for two cores")
     parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve[0], int(options.serve[1]))
         return 0
     document: dict[str, Any] = heading("python -m benchmarks.bench_clients")
-    with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon())
-        clients = started(stack, daemon, options.clients)
-        peak = len(together(clients, options.seconds, 0)) / options.seconds
-        interval_us = options.clients / (peak / 2) * 1e6
-        before = daemon.cpu_us()
-        figures = together(clients, options.seconds, interval_us)
-        cpu_us = (daemon.cpu_us() - before) / len(figures)
-    limits = {"half": LIMIT_MS}
-    found = {"half": figures}
-    if options.busy:
-        found["busy"] = beside(options.clients, options.seconds, interval_us, document)
-        limits["busy"] = LIMIT_MS * BUSY_TIMES
-    document |= {
-        "clients": options.clients,
-        "tokens": TOKENS,
-        "peak_per_s": round(peak),
-        "half_per_s": round(len(figures) / options.seconds),
-        "half_daemon_cpu_us": round(cpu_us, 1),
-    }
+    document |= {"clients": options.clients, "tokens": TOKENS, "isolated": options.isolate}
+    half, interval_us = quiet(options)
+    phases = {"half": (half, LIMIT_MS)}
+    for load in options.loads if options.busy else ():
+        phases[load] = (beside(options, interval_us, load), LIMIT_MS * BUSY_TIMES)
     rows: list[list[object]] = []
-    for name, taken in found.items():
-        us = {title: round(percentile(taken, at), 1) for title, at in PERCENTILES.items()}
-        document[f"{name}_us"] = us
-        row = [name, options.clients, document["peak_per_s"], document["half_per_s"]]
-        rows.append([*row, *us.values(), round(cpu_us, 1) if name == "half" else ""])
-    columns = ["", "clients", "peak match + release/s", "half of it", *PERCENTILES, "daemon CPU us"]
-    print(table(columns, rows))
+    missed = 0
+    for load, (phase, limit_ms) in phases.items():
+        us = {name: round(percentile(phase.taken, at), 1) for name, at in PERCENTILES.items()}
+        document[load] = us | phase.facts | {"limit_p99_us": 1e3 * limit_ms}
+        facts = document[load]
+        met = us["p99_us"] <= 1e3 * limit_ms
+        missed += not met or facts.get("wrong", 0) > 0 or len(facts["ended"]) > 0
+        shares = [facts.get(f"{who}_core_share", "") for who in ("daemon", "mover")]
+        rows.append([load, *us.values(), f"{1e3 * limit_ms:.0f}", met, *shares])
+    print(f"{options.clients} clients: at most {half.facts['peak_per_s']:,} matches + releases/s, ")
+    print(f"then {half.facts['half_per_s']:,}; daemon CPU {half.facts['daemon_cpu_us']} us each\n")
+    print(table(["", *PERCENTILES, "limit of p99", "met", "daemon's core", "mover's"], rows))
     write_json(options.json, document)
-    return int(any(document[f"{name}_us"]["p99"] > 1e3 * most for name, most in limits.items()))
+    return int(missed > 0)
 
 
-def started(stack: ExitStack, daemon: Daemon, count: int) -> list[Contestant]:
-    """So many schedulers, warm."""
-    command = [sys.executable, "-m", "benchmarks.bench_clients", "--serve"]
-    clients = [
-        stack.enter_context(Contestant([*command, str(daemon.runtime_dir), str(number)]))
-        for number in range(count)
-    ]
-    together(clients, 0.5, 0)
-    return clients
-
-
-def beside(count: int, seconds: float, interval_us: float, document: dict[str, Any]) -> list[float]:
-    """The same beside everything else; what that was is said in the document."""
-    with ExitStack() as stack:
-        flags, port = everything_on(stack)
-        daemon = stack.enter_context(Daemon(*flags))
-        command = [sys.executable, "-m", "benchmarks.bench_soak", "--serve"]
-        others = [
-            stack.enter_context(Contestant([*command, str(daemon.runtime_dir), f"busy {at}", mode]))
-            for at, mode in enumerate(("mirrored", "thin"))
-        ]
-        clients = started(stack, daemon, count)
-        for other in others:
-            other.say("work", seconds + 1, 1.0)
-        time.sleep(0.5)  # they are at it
-        before, began = daemon.cpu_us(), time.monotonic()
-        for client in clients:
-            client.say("work", seconds, interval_us)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until - SCRAPE_S:
-            time.sleep(SCRAPE_S)
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                answer.read()
-        taken = [figure for client in clients for figure in client.hear()]
-        share = (daemon.cpu_us() - before) / 1e6 / (time.monotonic() - began)
-        done: list[Any] = [other.hear() for other in others]
-        document["busy"] = {"requests": sum(one["requests"] for one in done)}
-        document["busy"]["daemon_core_share"] = round(share, 3)
-        document["busy"]["restored_pages"] = sum(one["restored"] for one in done)
-    return taken
-
-
-PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+PERCENTILES = {"p50_us": 50.0, "p99_us": 99.0, "p99.9_us": 99.9}
 
 if __name__ == "__main__":
     sys.exit(main())

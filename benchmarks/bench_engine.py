@@ -60,6 +60,27 @@ KINDS: Final = (
 )  # fmt: skip
 
 
+class Counted(NamedTuple):
+    """Microseconds in all, and by call: how many of them, and theirs."""
+
+    us: float
+    by: dict[str, tuple[float, float]]
+    ended: int
+
+    def since(self, before: Counted) -> Counted:
+        """What has come since, a request that has ended since."""
+        none, requests = (0, 0.0), max(1, self.ended - before.ended)
+        by = {
+            name: (
+                round((calls - before.by.get(name, none)[0]) / requests, 2),
+                round((us - before.by.get(name, none)[1]) / requests, 1),
+            )
+            for name, (calls, us) in self.by.items()
+        }
+        by = dict(sorted(by.items(), key=lambda item: -item[1][1]))
+        return Counted((self.us - before.us) / requests, by, requests)
+
+
 def started(kind: Kind, stack: ExitStack, folder: Path, nursery: Nursery, path: Path) -> Engine:
     """An engine that counts, up and running."""
     environ = {SCHEDULER_VARIABLE: ENTRY, FILE_VARIABLE: str(folder / "cost")}
@@ -88,14 +109,16 @@ def work(engine: Engine, requests: int) -> None:
             engine.collect(name)
 
 
-def counted(path: Path) -> float:
-    """Microseconds so far; what was counted last has been written by then."""
+def counted(path: Path) -> Counted:
+    """What was counted so far; what was counted last has been written by then."""
     time.sleep(2 * EVERY_S)
-    return float(json.loads(path.read_text(encoding="utf-8"))["ns"]) / 1e3
+    found = json.loads(path.read_text(encoding="utf-8"))
+    by = {name: (found["calls"].get(name, 0), ns / 1e3) for name, ns in found["by"].items()}
+    return Counted(found["ns"] / 1e3, by, int(found["ended"]))
 
 
-def measure(kind: Kind, nursery: Nursery, path: Path, requests: int) -> float:
-    """Microseconds a request of the scheduler's thread in its cache."""
+def measure(kind: Kind, nursery: Nursery, path: Path, requests: int) -> Counted:
+    """Microseconds a request of the scheduler's thread in its cache, and calls."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t")))
         engine = started(kind, stack, folder, nursery, path)
@@ -103,7 +126,7 @@ def measure(kind: Kind, nursery: Nursery, path: Path, requests: int) -> float:
         before = counted(folder / "cost")
         work(engine, requests)
         work(engine, 1)  # what was counted is written with the next call
-        return (counted(folder / "cost") - before) / (requests + 1)
+        return counted(folder / "cost").since(before)
 
 
 def main() -> None:
@@ -112,30 +135,41 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2, help="engines of each kind")
+    parser.add_argument("--kinds", nargs="*", help='such as "0.5.16 mirrored"; none: every one')
     options = parser.parse_args()
     document: dict[str, Any] = heading("python -m benchmarks.bench_engine")
     document |= {"unit": "us", "tokens": TOKENS, "requests": options.requests, "engines": {}}
-    versions = stock_versions()
-    found: dict[Kind, list[float]] = {kind: [] for kind in KINDS if kind.version in versions}
+    kinds = [k for k in KINDS if k.version in stock_versions()]
+    if options.kinds:
+        kinds = [k for k in kinds if f"{k.version} {k.cache}" in options.kinds]
+    found: dict[Kind, list[Counted]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t")))
         path = model.llama(folder / "model")
         nurseries: dict[str, Nursery] = {}
         of: Callable[[str], Nursery] = nurseries.__getitem__
-        for version in versions:
+        for version in dict.fromkeys(kind.version for kind in kinds):
             nurseries[version] = Nursery(version, folder)
             stack.callback(nurseries[version].close)
         for _ in range(options.rounds):
             for kind, taken in found.items():
                 taken.append(measure(kind, of(kind.version), path, options.requests))
     rows: list[list[object]] = []
+    calls: list[list[object]] = []
     for kind, taken in found.items():
-        base = min(found[next(other for other in found if other.version == kind.version)])
-        ratio = min(taken) / base
-        document["engines"][f"{kind.version} {kind.cache}"] = {"us": taken, "ratio": ratio}
-        rows.append([kind.version, kind.cache, min(taken), max(taken), f"{ratio:.2f}"])
+        first = next(other for other in found if other.version == kind.version)
+        least = min(taken)
+        ratio = round(least.us / min(found[first]).us, 3)
+        document["engines"][f"{kind.version} {kind.cache}"] = {
+            "us": [round(one.us, 1) for one in taken],
+            "ratio": ratio,
+            "calls_and_us_a_request_by": least.by,
+        }
+        rows.append([kind.version, kind.cache, least.us, max(taken).us, f"{ratio:.2f}"])
+        calls += [[kind.version, kind.cache, name, *least.by[name]] for name in least.by]
     columns = ["sglang", "cache", "us a request, lowest", "highest", "ratio of the lowest"]
     print(table(columns, rows))
+    print(table(["sglang", "cache", "call", "calls a request", "us a request"], calls))
     write_json(options.json, document)
 
 

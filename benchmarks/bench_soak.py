@@ -22,41 +22,85 @@ import statistics
 import sys
 import tempfile
 import time
-from array import array
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from benchmarks.contestants import Contestant
 from benchmarks.node import Daemon
 from benchmarks.report import heading, table, write_json
+from directory.core.namespace import NamespaceKey
 from scheduler_shim.client import DaemonClient
+from scheduler_shim.compute import Compute
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
-from tests.integration.daemon.listening import free_ports
+from scheduler_shim.request import Request
+from tests.ports import free_ports
 
 PAGE: Final = 16
-POOL_PAGES: Final = 2_048
-HOST_TIER: Final = "2MiB"
-"""4,096 pages of 512 bytes: as many as two pools have."""
+TOKEN_ID_BYTES: Final = 4
 FAMILIES: Final = 40
 PREFIX_PAGES: Final = 96
 SUFFIX_PAGES: Final = 32
+
+
+class Shape(NamedTuple):
+    """What a scheduler's pages are, and how many; `host_tier`: as many as two pools have;
+    `segment`: one page size's, of which pools of several are given some each."""
+
+    token_bytes: int
+    layers: int
+    pool_pages: int
+    host_tier: str
+    segment: str
+    computed: bool = True
+
+
+SHAPES: Final = {
+    "tiny": Shape(16, 2, 2_048, "2MiB", "256KiB"),
+    "model": Shape(128 * 1024, 32, 512, "2GiB", "64MiB", computed=False),
+}
+"""*tiny*: a page of 512 bytes, so that there is nothing to copy and everything to decide. *model*:
+that of a model of 8 B parameters (32 layers, 8 heads of 128, 16 bits: 2 MiB). Where nothing is
+`computed`, a scheduler says that it has and reads nothing back: whoever copies is all that it waits
+for then."""
 MODES: Final = ("mirrored", "thin", "mirrored")
 FLAT_SHARE, FLAT_BYTES = 0.02, 1 << 20
 REQUEST_S: Final = 20.0
+PORTS_EACH: Final = 3
+"""Of a scheduler's KV events: what is new, what was missed, and what there is."""
 MIB: Final = 1 << 20
 MEMORY: Final = "/dev/shm"
 """A kept host tier lies in memory."""
 
 
+class Uncomputed(Compute):
+    """Says of every page that it holds what it must."""
+
+    def write(self, request: Request, first: int, last: int) -> tuple[int, int]:
+        """Let the fences pass."""
+        del request, first, last
+        return self._pool.advance()
+
+    def wrong(self, digests: Sequence[bytes], pages: Sequence[int]) -> int:
+        """None."""
+        del digests, pages
+        return 0
+
+
 class Client:
     """One scheduler with its requests, one at a time."""
 
-    def __init__(self, runtime_dir: str, name: str, mode: str) -> None:
-        pool = SharedPool(page_size=PAGE, page_count=POOL_PAGES, bytes_per_token=16, layers=2)
+    def __init__(self, runtime_dir: str, name: str, mode: str, shape: Shape) -> None:
+        pool = SharedPool(
+            page_size=PAGE,
+            page_count=shape.pool_pages,
+            bytes_per_token=shape.token_bytes,
+            layers=shape.layers,
+        )
         client = DaemonClient.connect(
             Path(runtime_dir),
             pool,
@@ -64,10 +108,12 @@ class Client:
             mode="thin" if mode == "thin" else "mirrored",
         )
         self.scheduler = ReferenceScheduler(pool, client, instance=name, thin=mode == "thin")
+        if not shape.computed:
+            self.scheduler.compute = Uncomputed(pool, NamespaceKey(), self.scheduler.count)
         self._chance = random.Random(name)
+        page_key = PAGE * TOKEN_ID_BYTES
         self._prefixes = [
-            random.Random(at).choices(range(128_000), k=PREFIX_PAGES * PAGE)
-            for at in range(FAMILIES)
+            random.Random(at).randbytes(PREFIX_PAGES * page_key) for at in range(FAMILIES)
         ]
         self._number = 0
         self._counts = {"requests": 0, "wrong": 0, "errors": 0, "own": 0, "restored": 0}
@@ -93,9 +139,10 @@ class Client:
         self._number += 1
         # Few are asked for often and many seldom: some of it stays, some falls, some comes back.
         family = min(int(self._chance.expovariate(0.12)), FAMILIES - 1)
-        begin = self._prefixes[family][: self._chance.randrange(16, PREFIX_PAGES + 1) * PAGE]
-        prompt = begin + self._chance.choices(range(128_000), k=SUFFIX_PAGES * PAGE)
-        self.scheduler.submit(self._number, array("I", prompt).tobytes())
+        pages, page_key = self._chance.randrange(16, PREFIX_PAGES + 1), PAGE * TOKEN_ID_BYTES
+        prompt = self._prefixes[family][: pages * page_key]
+        prompt += self._chance.randbytes(SUFFIX_PAGES * page_key)
+        self.scheduler.submit(self._number, prompt)
         give_up = time.monotonic() + REQUEST_S
         while True:
             done = self.scheduler.tick()
@@ -119,9 +166,9 @@ class Client:
         return [*self.scheduler.check(), *lost]
 
 
-def serve(runtime_dir: str, name: str, mode: str) -> None:
+def serve(runtime_dir: str, name: str, mode: str, shape: str = "tiny") -> None:
     """One scheduler: does what the lines say until they end."""
-    client = Client(runtime_dir, name, mode)
+    client = Client(runtime_dir, name, mode, SHAPES[shape])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         verb, *arguments = msgspec.json.decode(line)
@@ -173,21 +220,23 @@ def judged(samples: list[int]) -> dict[str, float | bool]:
     }
 
 
-def everything_on(stack: ExitStack) -> tuple[list[str], int]:
-    """A daemon's flags with all of it on, and the port of its metrics."""
+def everything_on(stack: ExitStack, schedulers: int) -> tuple[list[str], int]:
+    """A daemon's flags with all of it on, and the port of its metrics. Each scheduler's events have
+    ports of their own."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treecored-soak-")))
     tier = stack.enter_context(tempfile.TemporaryDirectory(prefix="treecored-", dir=MEMORY))
-    port = free_ports(4)
+    events = free_ports(PORTS_EACH * schedulers + 1)
+    metrics = events + PORTS_EACH * schedulers
     flags = ["--host-keep", "--host-dir", tier]
     flags += ["--access-log", str(folder / "log"), "--access-log-size", "16MiB"]
-    flags += ["--kv-events", f"tcp://127.0.0.1:{port}", "--metrics", f"127.0.0.1:{port + 3}"]
-    return flags, port + 3
+    flags += ["--kv-events", f"tcp://127.0.0.1:{events}", "--metrics", f"127.0.0.1:{metrics}"]
+    return flags, metrics
 
 
 def soak(stack: ExitStack, seconds: float, every: float, share: float, warm: int) -> dict[str, Any]:
     """Run it; what was done, what memory was, and what did not hold."""
-    flags, _ = everything_on(stack)
-    daemon = stack.enter_context(Daemon(*flags, host_tier=HOST_TIER))
+    flags, _ = everything_on(stack, len(MODES))
+    daemon = stack.enter_context(Daemon(*flags, host_tier=SHAPES["tiny"].host_tier))
     command = [sys.executable, "-m", "benchmarks.bench_soak", "--serve", str(daemon.runtime_dir)]
     clients = [
         stack.enter_context(Contestant([*command, f"{mode}-{number}", mode]))
@@ -237,7 +286,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between samples")
     parser.add_argument("--share", type=float, default=0.25, help="of a core, all together")
     parser.add_argument("--warm", type=int, default=60_000, help="requests before it begins")
-    parser.add_argument("--serve", nargs=3, metavar="WORD", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs="+", metavar="WORD", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(*options.serve)

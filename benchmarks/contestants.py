@@ -47,6 +47,11 @@ class Contestant:
             bufsize=1,
         )
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
     def tell(self, *words: object) -> list[float]:
         """Say a line and wait for the answer; raises `ContestantEnded` where none comes."""
         self.say(*words)

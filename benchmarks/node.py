@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -34,15 +34,23 @@ clock = time.perf_counter_ns
 
 
 class Daemon:
-    """`treecored serve` with a host tier in memory; ready when constructed."""
+    """`treecored serve` with a host tier in memory; ready when constructed. `segment`: the tier
+    has one where none is said. `program`: the module to be run, and what comes before the command.
+    """
 
-    def __init__(self, *flags: str, host_tier: str = "64MiB") -> None:
+    def __init__(
+        self,
+        *flags: str,
+        host_tier: str = "64MiB",
+        segment: str = "",
+        program: Sequence[str] = ("directory.cli.main",),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="treecored-")
         self.runtime_dir = Path(self._folder.name) / "run"
         ready_in, ready_out = os.pipe()
-        command = [sys.executable, "-m", "directory.cli.main", "serve", "--no-host-keep"]
+        command = [sys.executable, "-m", *program, "serve", "--no-host-keep"]
         command += ["--runtime-dir", str(self.runtime_dir), "--ready-fd", str(ready_out)]
-        command += ["--host-tier", host_tier, "--segment", host_tier, *flags]
+        command += ["--host-tier", host_tier, "--segment", segment or host_tier, *flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TREECORED_")}
         try:
             self.process = subprocess.Popen(

@@ -42,7 +42,7 @@ from directory.core.events import Match
 from directory.protocol.admin import AdminStats, StatsReport
 from directory.protocol.ended import Ended
 from scheduler_shim.request import Request
-from tests.integration.daemon.listening import free_ports
+from tests.ports import free_ports
 
 PAGE: Final = 16
 TOKENS: Final = 2_048

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from directory.core.actions import Counters, Matched
 from directory.core.events import Match, Restore, Stats
@@ -46,6 +46,14 @@ def tokens(seed: int, pages: int, page_size: int = PAGE_SIZE) -> bytes:
     return random.Random(seed).randbytes(4 * pages * page_size)
 
 
+class Ticks(NamedTuple):
+    """How long each tick took, microseconds, and how much of it this thread had a core: where it
+    was made to wait for one, a tick is long for no reason of its own."""
+
+    wall_us: list[float]
+    cpu_us: list[float]
+
+
 class Node:
     """One mirrored scheduler with its pool, driven from here."""
 
@@ -71,8 +79,7 @@ class Node:
             concurrency=4,
             dial=DaemonDial(runtime_dir, self.pool, instance=instance, deadlines=deadlines),
         )
-        self.ticks_us: list[float] = []
-        """How long each tick took, microseconds."""
+        self.ticks = Ticks([], [])
         self._number = 0
         self._finished: list[Finished] = []
 
@@ -80,9 +87,11 @@ class Node:
         """One tick, timed; then wait a little if it changed nothing, as a worker does: for the
         daemon or, without one, until the way back has something to do."""
         scheduler = self.scheduler
-        began = time.perf_counter_ns()
+        began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
         self._finished += scheduler.tick()
-        self.ticks_us.append((time.perf_counter_ns() - began) / 1_000)
+        took_cpu, took = time.thread_time_ns() - began_cpu, time.perf_counter_ns() - began
+        self.ticks.wall_us.append(took / 1_000)
+        self.ticks.cpu_us.append(took_cpu / 1_000)
         if not scheduler.moved:
             client = scheduler.client
             if client is not None and not client.lost:
@@ -110,6 +119,11 @@ class Node:
         if any(record.error or record.wrong for record in records):
             raise AssertionError(f"a request failed or held wrong pages: {records}")
         return records
+
+    def take_ticks(self) -> Ticks:
+        """The ticks since this was asked; they are counted anew."""
+        taken, self.ticks = self.ticks, Ticks([], [])
+        return taken
 
     def settle_memory(self) -> None:
         """Let Python's collector look no more at what is here now, as a scheduler's process does

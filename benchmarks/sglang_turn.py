@@ -21,7 +21,10 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
 
-clock = time.perf_counter_ns
+clock = time.thread_time_ns
+"""Processor time: what a thin scheduler sleeps for an answer is not its thread's work."""
+EACH: Final = 50
+"""Loops of which one figure is made: asking the clock costs some of what one takes."""
 SPARE: Final = 2_048
 """Pages for what is published besides the cached prompt."""
 FRESH: Final = 1_024
@@ -94,9 +97,7 @@ class Turns:
     def live(self, tokens: list[int]) -> dict[str, int]:
         """From the queue to the end."""
         self._numbers += 1
-        req = self._rig.Req(f"turn {self._numbers}", tokens)
-        req.sampling_params = SimpleNamespace(max_new_tokens=OUTPUT)
-        req._cache_breakdown_computed = True
+        req = self.request(f"turn {self._numbers}", tokens)
         req.refresh()
         found = {
             "seen": self._took(lambda: self._see(req)),
@@ -110,6 +111,14 @@ class Turns:
         found["end"] = self._took(lambda: self._step([req], lambda: self.engine.end(req)))
         self.loop([])
         return found
+
+    def request(self, name: str, tokens: list[int]) -> Any:
+        """With what the hooks read of it besides."""
+        req: Any = self._rig.Req(name, tokens)
+        req.sampling_params = SimpleNamespace(max_new_tokens=OUTPUT)
+        req.cached_tokens = 0
+        req._cache_breakdown_computed = True
+        return req
 
     def loop(self, reqs: list[Any]) -> None:
         """A step in which nothing of ours happens."""
@@ -177,7 +186,8 @@ class Turns:
     # Cases.
 
     def run(self, case: str, times: int) -> list[float]:
-        """Microseconds of so many times."""
+        """Microseconds of so many times; of a request's life those of each of its steps (`STEPS`),
+        one life after the other."""
         kind, _, what = case.partition(" ")
         if kind == "loop":
             return self.loops(int(what), times)
@@ -187,27 +197,35 @@ class Turns:
         for _ in range(times):
             fresh = Random(self._numbers).choices(range(VOCABULARY), k=FRESH)
             life = self.live(self.prompt + fresh if kind == "new" else self.prompt)
-            taken.append((sum(life.values()) if what == "life" else life[what]) / 1e3)
+            taken += [life[step] / 1e3 for step in STEPS]
             if kind == "new":
                 self.make_room()
         return taken
 
     def loops(self, running: int, times: int) -> list[float]:
         """Loops beside so many running requests: nothing waits, nothing is new."""
-        reqs = [self._rig.Req(f"running {at}", [at]) for at in range(running)]
-        return self._each(times, lambda: self.loop(reqs))
+        reqs = [self.request(f"running {at}", [at]) for at in range(running)]
+        self.scheduler.last_batch = self.scheduler.running_batch = batch = Batch(reqs)
+        before, results = self._hooks.after_input, self._hooks.around_results
+
+        def loop() -> None:
+            before(None, self.scheduler)
+            results(_nothing, self.scheduler, batch, None)
+
+        return self._each(times, loop)
 
     def queued(self, count: int, times: int) -> list[float]:
         """Turns of ours beside so many requests that wait for room: their answers are there."""
-        waiting = [self._rig.Req(f"waiting {at}", [*self.prompt[:-1], at]) for at in range(count)]
+        waiting = [self.request(f"waiting {at}", [*self.prompt[:-1], at]) for at in range(count)]
         for req in waiting:
             req.refresh()
-        self.scheduler.running_batch = Batch([self._rig.Req("running", [1])])
+        self.scheduler.running_batch = Batch([self.request("running", [1])])
         self.scheduler.waiting_queue = waiting
         self._input()
         while self.ours and any(self.cache.shim.held(req.rid) for req in waiting):
             self._input()
-        taken = self._each(times, self._input)
+        before = self._hooks.after_input
+        taken = self._each(times, lambda: before(None, self.scheduler))
         self.scheduler.waiting_queue = []
         self.loop([])
         return taken
@@ -216,7 +234,13 @@ class Turns:
         for _ in range(20):  # what was said before is acknowledged by then
             work()
             time.sleep(0.001)
-        return [self._took(work) / 1e3 for _ in range(times)]
+        taken: list[float] = []
+        for _ in range(times):
+            began = clock()
+            for _ in range(EACH):
+                work()
+            taken.append((clock() - began) / EACH / 1e3)
+        return taken
 
     def make_room(self) -> None:
         """Give the coldest pages up again, by the ordinary way; not timed."""
@@ -225,7 +249,7 @@ class Turns:
             self.engine.make_room(self.pools.allocator.available_size() + FRESH)
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Instead of SGLang's own work."""
 
 
@@ -242,6 +266,9 @@ def main() -> None:
             turns = Turns(*arguments)
         elif turns is not None:
             answer = turns.run(*arguments)
+            if turns.ours:
+                assert not turns.cache.shim.check()
+                assert turns.cache.shim.client is not None
         answers.write(json.dumps(answer) + "\n")
 
 

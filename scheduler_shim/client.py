@@ -62,7 +62,8 @@ class DaemonClient(Speaker):
         self.rtt_us = Samples()
         self._world_size = world_size
         self._silence = Silence()
-        self._live_us = link.now_us() + LIVE_EVERY_US
+        self.live_us = link.now_us() + LIVE_EVERY_US
+        """When the live requests are to be listed next."""
         self._questions: dict[int, Question] = {}
         self._abandoned: dict[int, Request] = {}
         self._arrived: dict[int, AnyReply | None] = {}
@@ -187,12 +188,20 @@ class DaemonClient(Speaker):
         else:
             self._stream.give_up(seq)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is open, wanted, to be said or to be heard, by one look at the lane. By
+        ZeroMQ that is never known."""
+        if self.lost or self._questions or self._abandoned or self._arrived:
+            return False
+        return not self.refused and self.silent
+
     def live_due(self, *, idle: bool) -> bool:
         """Whether the live requests are to be listed now: once a second, and at once before a rest
         (`idle`: no request is alive) while a lease is out that nobody is left to release."""
         if idle and not self._questions and not self._abandoned:
             return len(self._leases) > 0
-        return not self.lost and self.now_us() >= self._live_us
+        return not self.lost and self.now_us() >= self.live_us
 
     def report_live(self, alive: Iterable[LiveRequest]) -> None:
         """List what is alive, so that a lease whose release was lost falls. Whoever asked and has
@@ -203,7 +212,7 @@ class DaemonClient(Speaker):
         for part in live_parts(live):
             self.report(part)
         self._leases.listed(live)
-        self._live_us = self.now_us() + LIVE_EVERY_US
+        self.live_us = self.now_us() + LIVE_EVERY_US
 
     def wait(self, timeout_us: int | None, fds: Sequence[int] = ()) -> None:
         """Block until there may be something to `poll`, a descriptor is readable, or time is up.
@@ -217,6 +226,13 @@ class DaemonClient(Speaker):
             most = RESEND_CHECK_US
             timeout_us = most if timeout_us is None else min(timeout_us, most)
         self._link.wait(timeout_us, fds)
+
+    def sleep(self, timeout_us: int) -> None:
+        """As `wait`, for whoever has the time that waking up takes: it does not look first whether
+        an answer comes at once, which costs as much processor time as the answer takes."""
+        if self._lane is not None:
+            self._lane.looks_no_more()
+        self.wait(timeout_us)
 
     def lose(self, reason: str) -> None:
         """Give the daemon up: close the session, so that it forgets this pool."""

@@ -151,13 +151,14 @@ class DaemonAttempt:
         self._said_hello = False
         self._welcome: Welcome | None = None
         self._message: Register | None = None
+        self._answer: tuple[bytes, list[int]] | None = None
         self._give_up_us = 0  # at the latest then must the daemon have said something
         self._epoch = 0
         self._client: DaemonClient | None = None
         self._registered: Registration | None = None
         self._arena: TokenArena | None = None
         self._link: ZmqLink | None = None
-        self._arena_due = False
+        self._arena_due = self._link_due = False
         self._said_attach = False
         self._wait_anew()
         try:
@@ -200,10 +201,10 @@ class DaemonAttempt:
         self._give_up_us = monotonic_us() + self._deadlines.connect_ms * 1_000
 
     def _prepare(self) -> bool:
-        """Say Hello, hear, make the registration, say it, make the arena, make the link, make the
-        client: one of them. The arena's pages are made by what lies there first, bit by bit; and
-        ZeroMQ's part, which takes a while for its threads, only should the lane end. Says whether
-        something was done; nothing is while the daemon says nothing."""
+        """Say Hello, hear, make the registration, say it, make the arena, make the link, open it,
+        make the client: one of them. The arena's pages are made by what lies there first, bit by
+        bit; and ZeroMQ's part, which takes a while for its threads, only should the lane end. Says
+        whether something was done; nothing is while the daemon says nothing."""
         registered = self._registered
         if self._fresh:
             self._fresh = False  # connecting was enough for one step
@@ -211,7 +212,10 @@ class DaemonAttempt:
             self._said_hello = True
             self._send(hello(self._software), ())
         elif self._welcome is not None:
-            self._answer(self._welcome)
+            self._make_answer(self._welcome)
+        elif self._answer is not None:
+            (payload, fds), self._answer = self._answer, None
+            self._send(payload, fds)
         elif registered is None:
             return self._hear()
         elif self._arena_due:
@@ -219,7 +223,11 @@ class DaemonAttempt:
             self._arena = make_arena(warm=False)
         elif self._link is None:
             arena, self._arena = self._arena, None
-            self._link = make_link(self._channel, registered.endpoint, arena)
+            self._link = make_link(self._channel, registered.endpoint, arena, later=True)
+            self._link_due = True
+        elif self._link_due:
+            self._link_due = False
+            self._link.open()
         else:
             ranks = self._world_size
             self._client = DaemonClient(self._link, registered, self._deadlines, world_size=ranks)
@@ -238,13 +246,14 @@ class DaemonAttempt:
             self._take(decode_session_reply(payload))
         return bool(frames)
 
-    def _answer(self, welcome: Welcome) -> None:
+    def _make_answer(self, welcome: Welcome) -> None:
+        """The registration, then what depends on the daemon in it."""
         if self._message is None:
             self._message = self._make_message()
             return
         self._welcome = None
         message, fds = answer_welcome(self._message, self._pool, welcome)
-        self._send(encode(message), fds)
+        self._answer = encode(message), fds
 
     def _take(self, reply: SessionReply) -> None:
         if isinstance(reply, SessionRefused):

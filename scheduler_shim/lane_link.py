@@ -29,8 +29,11 @@ SPIN_US: Final = 150
 class LaneLink(ZmqLink):
     """A link with a lane of its own."""
 
-    def __init__(self, session: FdChannel, endpoint: str, arena: TokenArena) -> None:
-        """Take over session and arena and open the lane; without one it goes on by ZeroMQ alone.
+    def __init__(
+        self, session: FdChannel, endpoint: str, arena: TokenArena, *, later: bool = False
+    ) -> None:
+        """Take over session and arena and open the lane, now or when `open` is called; without one
+        it goes on by ZeroMQ alone.
 
         ZeroMQ's part, which costs two threads, seven descriptors and a third of a millisecond, is
         made only should the lane end. Raises `NoLink`, and the session is still yours.
@@ -44,11 +47,29 @@ class LaneLink(ZmqLink):
         self._held_lost = 0  # by lanes that are over
         self._poll = select.poll()
         self._polled: dict[int, int] = {}
+        if not later:
+            try:
+                self.open()
+            except NoLink:
+                arena.close()
+                raise
+
+    def open(self) -> None:
+        """Open the lane; where there can be none, connect. Raises `NoLink`."""
         try:
-            self._open()
-        except NoLink:
-            arena.close()
-            raise
+            lane, other = FrameLane.pair()
+        except OSError:
+            self.connect()
+            return
+        try:
+            message = encode(OpenLane(self._arena.nbytes))
+            self._session.send(message, (other.fileno(), self._arena.fd))
+            self._lane = lane
+        except (TreecoredError, OSError):
+            lane.close()  # the session is over, as the first call will notice
+            self.connect()
+        finally:
+            other.close()
 
     @property
     def arena(self) -> TokenArena | None:
@@ -68,10 +89,23 @@ class LaneLink(ZmqLink):
             return self.send(frame)
         return self._lane.hold(frame)
 
+    @property
+    def holds(self) -> bool:
+        """Whether anything is held, or could not be sent; where the lane is over, perhaps."""
+        return self._lane is None or self._lane.holds or self._held_lost > 0
+
     def send_held(self) -> None:
         """Send what is held."""
         if self._lane is not None:
             self._lane.send_held()
+
+    def silent(self) -> bool:
+        """Whether there is a lane, and by one look at it nothing to be sent, read or noticed."""
+        return self._lane is not None and not self._arrived and self._lane.silent()
+
+    def looks_no_more(self) -> None:
+        """Whatever was sent, the next wait sleeps at once."""
+        self._looks = False
 
     def take_held_lost(self) -> int:
         """Frames that were held and could not be sent since this was asked."""
@@ -125,22 +159,6 @@ class LaneLink(ZmqLink):
         self._arena.close()
 
     # Private.
-
-    def _open(self) -> None:
-        try:
-            lane, other = FrameLane.pair()
-        except OSError:
-            self.connect()
-            return
-        try:
-            message = encode(OpenLane(self._arena.nbytes))
-            self._session.send(message, (other.fileno(), self._arena.fd))
-            self._lane = lane
-        except (TreecoredError, OSError):
-            lane.close()  # the session is over, as the first call will notice
-            self.connect()
-        finally:
-            other.close()
 
     def _look(self, lane: FrameLane, timeout_us: int | None) -> None:
         """See whether an answer comes soon; not while the daemon has still to be told all."""
@@ -206,13 +224,16 @@ def make_arena(*, warm: bool = True) -> TokenArena | None:
     return None
 
 
-def make_link(session: FdChannel, endpoint: str, arena: TokenArena | None) -> ZmqLink:
-    """The link of a session; with an arena, which it takes over, a lane is opened.
+def make_link(
+    session: FdChannel, endpoint: str, arena: TokenArena | None, *, later: bool = False
+) -> ZmqLink:
+    """The link of a session; with an arena, which it takes over, a lane is opened. With `later`
+    nothing is, before its `open`.
 
     Raises `NoLink`; the session is still yours, the arena is closed."""
     if arena is not None:
-        return LaneLink(session, endpoint, arena)
-    return ZmqLink(session, endpoint)
+        return LaneLink(session, endpoint, arena, later=later)
+    return ZmqLink(session, endpoint, later=later)
 
 
 def open_link(session: FdChannel, endpoint: str, *, lane: bool) -> ZmqLink:

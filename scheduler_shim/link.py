@@ -70,7 +70,7 @@ class ZmqLink:
     _poller: zmq.Poller
 
     def __init__(self, session: FdChannel, endpoint: str, *, later: bool = False) -> None:
-        """Take over the session; connects without waiting, now or when `connect` is called."""
+        """Take over the session; connects without waiting, now or when `open` is called."""
         self._session = session
         self._session_fd = session.fileno()
         self._endpoint = endpoint
@@ -78,7 +78,11 @@ class ZmqLink:
         self._extra: Sequence[int] = ()
         self._connected = False
         if not later:
-            self.connect()
+            self.open()
+
+    def open(self) -> None:
+        """Make the way for frames. Raises `NoLink`; nothing of it stays then."""
+        self.connect()
 
     def connect(self) -> None:
         """Make the DEALER, whose context has two threads. Repeatable.

@@ -29,17 +29,20 @@ SPANS_PER_BATCH_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1 << 18
 """A batch ends with the report that brings its tokens and pages to so many bytes, once more is said
 than has come since the last one."""
-BATCH_US_MIN: Final = 60
-BATCH_US_MAX: Final = 2_000
-BATCH_SHARE: Final = 10
-"""A batch takes one part in so many of the time since the last one, within the limits above: a
+STEP_US_MIN: Final = 60
+STEP_US_MAX: Final = 2_000
+STEP_SHARE: Final = 10
+"""A step takes one part in so many of the time since the last one, within the limits above: a
 scheduler with long steps is to be known again soon, one that looks all the time is not held up."""
 WAITS: Final = 8
-"""That time is the shortest of so many: where others took the core, it was no step of its own."""
+"""That time is the shortest of so many: where others took the core, it was none of its own."""
 SLOTS_A_LOOK: Final = 32
 """So many slots are passed over between two looks at the clock."""
 LAST_MAX: Final = 32
 """Thin: so many last answers are waited for."""
+HEAR_AT: Final = 16
+"""Answers are looked for with so many messages open, and once all is said: each look costs as much
+as a report, and a step has time for three."""
 OPEN_MAX: Final = 64
 OPEN_THIN_MAX: Final = 32
 """With so many messages open the next batch waits: the daemon is behind, and taking in the
@@ -59,6 +62,7 @@ class Republisher:
         """Spans of lower slots are said, or came after this was made."""
         self._way: Way | None = None
         """The path that is being said."""
+        self._paused = False  # the last step said nothing of it
         self._late = array("I")
         self._late_at = 0
         """Slots of spans that came since, and the first one that may have to be said."""
@@ -75,7 +79,7 @@ class Republisher:
         """The pool word first: a new registration's begins at 0, and this one has moved on."""
         word = Flush("pool", self.mirror.pool.word)
         if not self.thin:
-            self.client.report(word)
+            self.client.report(word, hold=True)  # it goes with the first spans
         elif not isinstance(self._call(word), GaveUp):
             self.client.lose("no answer to Flush: the pool's word is not known there")
 
@@ -84,21 +88,30 @@ class Republisher:
         """Whether the daemon knows all."""
         return not self._left and not self._asked
 
-    def batch(self) -> None:
-        """Say a bounded number of spans for a bounded time, and beyond both one more than have come
-        since the last batch, so that it comes to an end while requests go on."""
-        if self.client.lost or self.client.open_count >= self._open_max:
-            return
-        began_us = self.client.now_us()
+    def step(self) -> None:
+        """Take the daemon's answers when it is time for that, then say a bounded number of spans,
+        all in a bounded time; and beyond both one more than have come since it last said any, so
+        that it comes to an end while requests go on.
+        """
+        client = self.client
+        began_us = client.now_us()
         self._waits_us.append(began_us - self._last_us)
-        share_us = min(self._waits_us) // BATCH_SHARE
-        until_us = began_us + min(max(BATCH_US_MIN, share_us), BATCH_US_MAX)
+        share_us = min(self._waits_us) // STEP_SHARE
+        until_us = began_us + min(max(STEP_US_MIN, share_us), STEP_US_MAX)
+        if client.open_count >= HEAR_AT or not self._left:
+            self.take()
+            if client.refused and not client.lost:
+                client.lose(f"a report was refused: {client.refused[0].message}")
+        if not client.lost and client.open_count < self._open_max:
+            self._batch(until_us)
+        self._last_us = client.now_us()
+
+    def _batch(self, until_us: int) -> None:
         owed, self._owed = self._owed, 0
         self._say_some(owed, until_us)
         if self._asked and not self._left and len(self._asked) <= LAST_MAX:
             # One round trip for the last ones: while it passes, nothing new can come.
             self.finish()
-        self._last_us = self.client.now_us()
 
     def finish(self) -> bool:
         """Say everything now; False when the daemon was lost over it."""
@@ -162,6 +175,9 @@ class Republisher:
         left = SPANS_PER_BATCH_MAX + owed
         nbytes = 0
         while left > 0 and not client.lost and (way := self._next_way(until_us)) is not None:
+            if not nbytes and self._pause(until_us):
+                self._owed += owed
+                return
             while left > 0 and way.slots:
                 slot = way.slots.pop()
                 if slot in said:
@@ -179,13 +195,19 @@ class Republisher:
                     left = 0
         client.send_held()
 
+    def _pause(self, until_us: int) -> bool:
+        """Whether answers, or making a way, took the time, and that is enough for a step. Not for
+        two in a row: the way may be of no use any more by then."""
+        self._paused = not self._paused and self.client.now_us() >= until_us
+        return self._paused
+
     def _next_way(self, until_us: int) -> Way | None:
         """A path with spans that are to be said, if one is found in time."""
         way = self._way
         if way is None or not way.slots or way.outdated:
             slot = self._next_slot(until_us) if self._left else 0
-            # The path down to the span's last page: what is above it has to be said before it.
-            way = self._way = Way(self.mirror.pool.spans[slot].parts[-1]) if slot else None
+            # What is above the span's last page has to be said before it, what is below after it.
+            way = self._way = Way.beyond(self.mirror.pool.spans[slot].parts[-1]) if slot else None
         return way
 
     def _next_slot(self, until_us: int) -> int:

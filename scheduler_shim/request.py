@@ -19,6 +19,7 @@ from scheduler_shim.worker_messages import Finished
 
 if TYPE_CHECKING:
     from scheduler_shim.fills import Fill
+    from scheduler_shim.own_tree import Found
 
 
 class Phase(Enum):
@@ -53,6 +54,7 @@ class Request:
         self.row: array[int] = array("I")
         self.tree_pages = 0
         self.node: Node | None = None  # the mirror's lock
+        self.found: Found | None = None  # what a mirror had of `match_tokens` the last time
         self.receipt: LeaseId = NO_LEASE  # the daemon's lease
         self.lease_attempt = 0  # the attempt that the lease was granted to
         self.seq = 0  # the question that it waits for
@@ -157,7 +159,7 @@ class Request:
     def rekey(self, key: NamespaceKey) -> None:
         """Go on in another namespace; the request holds nothing."""
         self.key = key
-        self._digests = None
+        self.found = self._digests = None
 
     def finished(self, now_us: int, error: str = "") -> Finished:
         """The driver's record of the request."""

@@ -36,7 +36,7 @@ sooner a daemon that was started again is found, the fewer pages are computed tw
 DESERTED_US: Final = 1_000_000
 """So long must a folder have been deserted: the lock of a process that dies is free before its
 device has stopped writing (80 ms on a GPU)."""
-STEP_US: Final = 300
+STEP_US: Final = 200
 """While a try or a republication is under way, this is how soon to look again. Not at once: whoever
 sleeps between its steps is not made to wait by the daemon that takes them in."""
 
@@ -87,12 +87,7 @@ class Returning:
         if self._republisher is None:
             self._try()
             return None
-        client = self._republisher.client
-        self._republisher.take()
-        if client.refused:
-            client.lose(f"a report was refused: {client.refused[0].message}")
-        if not client.lost:
-            self._republisher.batch()
+        self._republisher.step()
         return self._come_home(self._republisher)
 
     def before_giving_up(self) -> DaemonClient | None:

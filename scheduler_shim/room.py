@@ -123,6 +123,11 @@ class Room:
         self._movers_gone = True
         return self.release_late()
 
+    @property
+    def late(self) -> bool:
+        """Whether `release_late` has anything to look at."""
+        return self._movers_gone
+
     def release_late(self) -> int:
         """Free what no mover has any more once this process does not write into it either, which
         is not waited for; returns how many pages."""

@@ -88,10 +88,25 @@ class Speaker(ABC):
 
     def send_held(self) -> None:
         """Send what was held, if anything was."""
-        self._say_releases()
-        if self._lane is not None and not self.lost:
+        if self._releases:
+            self._say_releases()
+        if self._lane is not None and self._lane.holds and not self.lost:
             self._lane.send_held()
             self._count("frames_not_sent", self._lane.take_held_lost())
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is open, to be said or to be heard, by one look at the lane. By ZeroMQ
+        that is never known."""
+        lane = self._lane
+        if self._releases or self._stream.open_count:
+            return False
+        return lane is not None and lane.silent()
+
+    @property
+    def leases_out(self) -> int:
+        """Leases that were granted and not released, or that may have been."""
+        return len(self._leases)
 
     @abstractmethod
     def lose(self, reason: str) -> None:

@@ -107,6 +107,8 @@ class Staging:
         self._memory = memory
         self._ipc = SharedMemoryIPC()
         self._stager: Stager | None = None
+        self._of_the_last = False
+        """Whether that is an earlier registration's, which has not ended."""
         self._earlier = 0
 
     def begin(self, below_bytes: int) -> bool:
@@ -114,7 +116,8 @@ class Staging:
         (says whether they are); whatever served the last registration is over. Where that does not
         end in time, this one has no slab: rows and pages are the last one's still. Nor has it one
         where this process has no memory, descriptor or thread left for it."""
-        if not self._end_stager():
+        self._of_the_last = not self._end_stager()
+        if self._of_the_last:
             return False
         if min(buffer.chunk_bytes for buffer in self._layout.buffers) >= below_bytes:
             return False
@@ -158,8 +161,10 @@ class Staging:
         return self._stager is None or self._stager.at_rest
 
     def settle(self) -> None:
-        """Return once everything that movers have asked for until now is done."""
-        if self._stager is not None:
+        """Return once everything that movers of this registration have asked for is done. Where the
+        last one's stager is still at work they have asked for nothing, for there is no slab; what
+        it may yet write into was in use then, and stays out of use until it is `at_rest`."""
+        if self._stager is not None and not self._of_the_last:
             self._stager.settle()
 
     def close(self) -> None:

@@ -6,11 +6,15 @@ it is `outdated`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from directory.core.events import Insert
 from directory.core.node import Node
 from scheduler_shim.mirror import PLACE
+
+BELOW_NODES_MAX: Final = 16
+BELOW_BYTES_MAX: Final = 1 << 16
+"""A way goes on below what is to be said by so many nodes, and so many bytes of tokens."""
 
 
 class SpanEnd(NamedTuple):
@@ -70,6 +74,21 @@ class Way:
             written,
             fresh_pages=-1 if thin else fresh,
         )
+
+    @classmethod
+    def beyond(cls, node: Node) -> Way:
+        """The path down to a node and on from there, by any child: what lies below is to be said
+        as well, and one way is not made for each part of it."""
+        nbytes = 0
+        for _ in range(BELOW_NODES_MAX):
+            child = next(iter(node.children.values()), None)
+            if child is None or child.resident(PLACE) is None:
+                break
+            nbytes += len(child.edge)
+            if nbytes > BELOW_BYTES_MAX:
+                break
+            node = child
+        return cls(node)
 
     def __repr__(self) -> str:
         return f"<Way of {len(self.spans)} spans to {self._node!r}>"

@@ -32,7 +32,7 @@ from tests.sglang.environments import python_of
 from tests.sglang.tied import die_with_parent
 
 FIRST_PORT = 21_000
-TIMED = ("ttft", "rows", "profile", "loaded")
+TIMED = ("ttft", "rows", "profile", "loaded", "busy-wait")
 """How groups begin that save what there is as they go, and that have a model of their own."""
 PORTS = 16
 """Of each group's engines."""

@@ -113,6 +113,7 @@ COUNTERS = (
 )  # fmt: skip
 STATS = (
     "restores", "landed", "lost", "loads", "loads_declined", "loads_put_back", "offers",
+    "offers_held_back", "offers_crowded",
     "loads_lost_in_flight", "matches_missed", "held_too_long", "restores_without_room",
     "tick_us_max", "rtt_us_p50", "rtt_us_p99", "problems_seen", "failure", "why_degraded",
     "last_loss",

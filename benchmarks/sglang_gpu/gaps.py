@@ -27,7 +27,8 @@ PHASES: Final = ("alone", "restores", "backups")
 class Decodes:
     """`streams` requests of `tokens` decode `new` tokens each; beside them, every `every_s`, a
     prompt of `beside` tokens of which `kept` are more than the pool holds, or a new one of
-    `fresh` tokens."""
+    `fresh` tokens; none while `open_max` of these have no answer yet, because prompts go before
+    decodes, and a machine that is too slow would be measured by its queue."""
 
     streams: int
     tokens: int
@@ -36,6 +37,7 @@ class Decodes:
     kept: int
     fresh: int
     every_s: float
+    open_max: int = 8
 
 
 def prepare(engine: Engine, decodes: Decodes, *, tiers: bool) -> list[list[int]]:
@@ -66,7 +68,7 @@ def _phase(
     }
     ended: list[wire.Output] = []
     others: set[str] = set()
-    asked, cached, due = 0, 0, time.monotonic() + 2 * decodes.every_s
+    asked, left_out, cached, due = 0, 0, 0, time.monotonic() + 2 * decodes.every_s
     while running:
         taken = engine.take_ended(running | others)
         for name, answer in taken.items():
@@ -79,9 +81,10 @@ def _phase(
         running -= taken.keys()
         others -= taken.keys()
         if running and time.monotonic() >= due:
-            tokens = next(beside, None)
             due += decodes.every_s
-            if tokens is not None:
+            if len(others) >= decodes.open_max:
+                left_out += 1
+            elif (tokens := next(beside, None)) is not None:
                 asked += 1
                 others.add(engine.submit(tokens, 1))
         time.sleep(0.0005)
@@ -95,5 +98,6 @@ def _phase(
         "mean_ms": round(statistics.fmean(gaps), 3),
         "gaps": len(gaps),
         "asked": asked,
+        "left_out": left_out,
         "cached_tokens": cached,
     }

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sglang_gpu import exact, ids, kills, loaded, rows, ttft
+from benchmarks.sglang_gpu import busy_wait, exact, ids, kills, loaded, rows, ttft
 from benchmarks.sglang_gpu.places import Place
 from benchmarks.sglang_gpu.scales import Scale
 
@@ -47,4 +47,7 @@ GROUPS: Final[dict[str, Group]] = {
     "profile": partial(rows.run, pairs=4, marks=True, dummy=True),
     "ttft": ttft.run,
     "ttft-direct": partial(ttft.run, hicache=("direct", "page_first_direct")),
+    "exact-adaptive-16-overlap": partial(exact.run, loads="adaptive", page=16, overlap=True),
+    "busy-wait": busy_wait.run,
+    "kills-adaptive": partial(kills.run, loads="adaptive"),
 }

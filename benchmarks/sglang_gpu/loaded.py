@@ -1,9 +1,10 @@
 """Rows `loaded`: conversations on two replicas, and decodes beside copies, for every system.
 
-Owns the engines of the systems (treecored, private HiCache, none beyond the pool) on the same GPUs,
-all up at once and asked one system at a time in turn, with CUDA graphs for decodes as SGLang has
-them (those that are not asked sleep, so that they take no core from those that are); and what each
-costs: processor time in the cache, memory of mover and host tier.
+Owns the engines of the systems (treecored with each kind of loads, private HiCache, none beyond the
+pool) on the same GPUs, all up at once and asked one system at a time in turn, with CUDA graphs for
+decodes as SGLang has them (those that are not asked sleep, so that they take no core from those
+that are); and what each costs: processor time in the cache, memory of mover and host tier. Each
+kind of loads has a daemon and a host tier of its own: all systems are asked the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,8 @@ from tests.sglang.driver import SCHEDULER_VARIABLE
 from tests.sglang.engines import Engine, EngineError
 
 REST_S: Final = 0.3
+LOADS: Final = ("layerwise", "adaptive")
+"""The systems that are treecored's, each with this setting."""
 Save = Callable[[dict[str, Any]], None]
 
 
@@ -34,7 +38,6 @@ def run(
     *,
     rounds: int = 0,
     checked: bool = False,
-    loads: str = "layerwise",
     save: Save = lambda _: None,
 ) -> dict[str, Any]:
     """Run the group. `rounds`: of each system (0: the scale's); `checked`: treecored alone, with
@@ -63,10 +66,23 @@ def run(
         }  # fmt: skip
     tier = f"{load.tier_gib}GiB" if place.cuda else "64MiB"
     other = 1 if len(place.gpus) > 1 else 0
-    environ = {"TREECORED_LOADS": loads}
-    with Pair(place, folder, tier, given, environ, checked=checked, wait=False) as pair:
-        systems = {"treecored": [pair.start("t0", 0, _cost(place, "t0", checked=checked)),
-                                 pair.start("t1", other)]}  # fmt: skip
+    with ExitStack() as stack:
+        pairs = {
+            loads: stack.enter_context(
+                Pair(
+                    place, folder, tier, given, {"TREECORED_LOADS": loads}, checked=checked,
+                    wait=False, folder=place.folder / loads,
+                )
+            )
+            for loads in LOADS
+        }  # fmt: skip
+        systems = {
+            loads: [
+                pair.start(f"{loads}0", 0, _cost(place, f"{loads}0", checked=checked)),
+                pair.start(f"{loads}1", other),
+            ]
+            for loads, pair in pairs.items()
+        }
         if not checked:
             plain = {"model_path": str(folder), **given}
             systems["none"] = [_beside(place, f"s{n}", plain, n * other) for n in (0, 1)]
@@ -77,23 +93,26 @@ def run(
                 ]
                 direct = _hicache(load.tier_gib // 2, "direct", "page_first_direct")
                 systems["hicache-direct"] = [_beside(place, "d0", plain | direct, 0)]
-        beside = [engine for name in systems if name != "treecored" for engine in systems[name]]
-        try:
-            absent = without(systems)
-            up = [e for name in systems if name != "treecored" for e in systems[name]]
+        for engines in systems.values():
+            for engine in engines:
+                stack.callback(engine.kill)
+        absent = without(systems)
+        up = [e for name in systems if name not in LOADS for e in systems[name]]
+        for pair in pairs.values():
             pair.settled(up)
-            loaded = Loaded(pair, systems, scale, rounds or load.rounds)
-            result = loaded.run(save, decodes=not checked)
-            result["absent"] = absent
-            if checked:
-                pair.settle_digests()
-                digests = compare(pair.digests)
-                result["digests"] = digests.as_json()
-                result["ok"] &= digests.wrong == 0 and digests.compared > 0
-            return result
-        finally:
-            for engine in beside:
-                engine.kill()
+        loaded = Loaded(pairs, systems, scale, rounds or load.rounds)
+        result = loaded.run(save, decodes=not checked)
+        result["absent"] = absent
+        if checked:
+            result["digests"] = {loads: _compared(pair) for loads, pair in pairs.items()}
+            for digests in result["digests"].values():
+                result["ok"] &= digests["wrong"] == 0 and digests["compared"] > 0
+        return result
+
+
+def _compared(pair: Pair) -> dict[str, Any]:
+    pair.settle_digests()
+    return compare(pair.digests).as_json()
 
 
 def _cost(place: Place, name: str, *, checked: bool = False) -> dict[str, str]:
@@ -129,7 +148,7 @@ def without(systems: dict[str, list[Engine]]) -> dict[str, str]:
             for engine in engines:
                 engine.wait_up()
         except EngineError as error:
-            if name == "treecored":
+            if name in LOADS:
                 raise
             absent[name] = str(error)[-1500:]
             del systems[name]
@@ -140,9 +159,9 @@ class Loaded:
     """The systems and what is asked of them."""
 
     def __init__(
-        self, pair: Pair, systems: dict[str, list[Engine]], scale: Scale, rounds: int
+        self, trees: dict[str, Pair], systems: dict[str, list[Engine]], scale: Scale, rounds: int
     ) -> None:
-        self.pair = pair
+        self.trees = trees
         self.systems = systems
         self.scale = scale
         self.rounds = rounds
@@ -161,16 +180,18 @@ class Loaded:
                 result["turns"].setdefault(name, []).append(found)
                 save(result)
                 time.sleep(REST_S)
-            result["factors"] = factors(result["turns"])
+            result["factors"] = {loads: factors(result["turns"], loads) for loads in self.trees}
             result["cost"] = self._costs()
             save(result)
             if decodes and number < self.scale.load.decode_rounds:
                 self._decodes(number, result, save)
-        report = self.pair.at_rest()
-        result["violations"] = list(report.violations)[:5]
-        result["complaints"] = self.pair.complaints()
+        result["violations"] = [
+            violation for pair in self.trees.values() for violation in pair.at_rest().violations
+        ][:5]
+        result["complaints"] = [said for pair in self.trees.values() for said in pair.complaints()]
+        result["cost"] = self._costs(fresh=True)
         failed = [one["failed"] for rounds in result["turns"].values() for one in rounds]
-        result["ok"] = not (report.violations or result["complaints"] or any(failed))
+        result["ok"] = not (result["violations"] or result["complaints"] or any(failed))
         return result
 
     def _decodes(self, number: int, result: dict[str, Any], save: Save) -> None:
@@ -182,17 +203,18 @@ class Loaded:
             result["gaps"].setdefault(name, []).append(found)
             save(result)
 
-    def _costs(self) -> dict[str, Any]:
-        """Of each system's first engine, and of the processes beside treecored's."""
+    def _costs(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Of each system's first engine, and of the processes beside one of treecored's."""
+        pair = next(iter(self.trees.values()))
         found: dict[str, Any] = {
-            name: cache_cost.read(self.pair.place.folder / f"{engines[0].name}.cost")
+            name: cache_cost.read(pair.place.folder / f"{engines[0].name}.cost")
             for name, engines in self.systems.items()
         }
-        report = self.pair.report()
-        mover = report.counters.get("daemon_mover_pid", 0)
-        found["mover_gpu_bytes"] = self.pair.place.gpu_bytes_of(mover)
+        mover = pair.report().counters.get("daemon_mover_pid", 0)
+        found["mover_gpu_bytes"] = pair.place.gpu_bytes_of(mover)
         found["mover_rss_bytes"] = _rss(mover)
-        found["daemon_rss_bytes"] = _rss(self.pair.daemon.process.pid)
+        found["daemon_rss_bytes"] = _rss(pair.daemon.process.pid)
+        found["counters"] = {loads: of.counters(fresh=fresh) for loads, of in self.trees.items()}
         found["scheduler_rss_bytes"] = {
             name: _rss(engines[0].schedulers[0])
             for name, engines in self.systems.items()
@@ -215,10 +237,12 @@ def _rss(pid: int) -> dict[str, int]:
     }
 
 
-def factors(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """treecored's throughput and mean time to the first token beside each other system's: medians
-    over rounds of their ratios. Above 1 is better for both."""
-    ours = rounds.get("treecored", [])
+def factors(
+    rounds: dict[str, list[dict[str, Any]]], name_of_ours: str
+) -> dict[str, dict[str, float]]:
+    """One system's throughput and mean time to the first token beside each other's that has as many
+    rounds: medians over rounds of their ratios. Above 1 is better for both."""
+    ours = rounds.get(name_of_ours, [])
     return {
         name: {
             "throughput": round(
@@ -234,5 +258,5 @@ def factors(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, floa
             ),
         }
         for name, theirs in rounds.items()
-        if name != "treecored"
+        if name != name_of_ours
     }  # fmt: skip

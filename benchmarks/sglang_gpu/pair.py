@@ -22,6 +22,8 @@ from tests.sglang.engines import Engine
 REST_S: Final = 60.0
 ANSWER_S: Final = 120.0
 WARM_TOKENS: Final = 512
+STATS_S: Final = 1.1
+"""Counters are written once a second at most."""
 UNDER_WAY: Final = ("copies_in_flight", "leases", "backups_waiting", "host_pages_leased")
 PATIENT: Final[Mapping[str, str]] = {
     "TREECORED_MATCH_MS": "1000",
@@ -29,6 +31,12 @@ PATIENT: Final[Mapping[str, str]] = {
     "TREECORED_LAYER_MS": "5000",
 }
 """Deadlines under which a machine with more to do than cores still restores."""
+COUNTED: Final = (
+    "asked", "offers", "offers_held_back", "offers_crowded", "loads", "loads_declined",
+    "loads_put_back", "loads_put_off", "restores", "restores_without_room", "landed", "lost",
+    "landings_freed", "held_too_long", "matches_missed", "evictions_waited", "ticks", "ticks_us",
+)  # fmt: skip
+"""What is told of engines, from their start on."""
 
 
 class Pair:
@@ -47,16 +55,19 @@ class Pair:
         checked: bool = True,
         daemons: Mapping[str, str] | None = None,
         wait: bool = True,
+        folder: Path | None = None,
     ) -> None:
         """`given`: SGLang's arguments; `environ`: treecored's settings; `program`: the daemon's;
         `checked`: engines record digests; `daemons`: variables of the daemon; `wait`:
-        return when its host tier is open, within 20 s."""
+        return when its host tier is open, within 20 s; `folder`: of daemon and digests (the
+        place's, if nothing is said), where there are two of these at a place."""
         self.place = place
         self.model = model
         self.given = given
         self.environ = {**PATIENT, **(environ or {})}
-        self.digests = place.folder / "digests"
-        self.digests.mkdir(exist_ok=True)
+        self.folder = folder or place.folder
+        self.digests = self.folder / "digests"
+        self.digests.mkdir(parents=True, exist_ok=True)
         if checked:
             self.environ["TREECORED_CHECK_DIGESTS"] = str(self.digests)
         self.engines: list[Engine] = []
@@ -110,6 +121,15 @@ class Pair:
                 return report
             time.sleep(0.05)
 
+    def counters(self, *, fresh: bool = False) -> dict[str, int]:
+        """Of all engines together, as they were written last. `fresh`: wait until they may be
+        written again, and have them written, by two requests."""
+        if fresh:
+            time.sleep(STATS_S)
+            self.settle_digests()
+        stats = [engine.stats() for engine in self.engines]
+        return {name: sum(one.get(name, 0) for one in stats) for name in COUNTED}
+
     def restart_daemon(self) -> None:
         """A new daemon in the place of one that was killed."""
         self.daemon = self._daemon(wait=True)
@@ -134,7 +154,7 @@ class Pair:
     def _daemon(self, *, wait: bool) -> DaemonProcess:
         program = (sys.executable, *self._program) if self._program else ()
         flags = ["--host-tier", self._host_tier, "--segment", "64MiB", *self.place.daemon_flags]
-        folder = self.place.folder / "rt"
+        folder = self.folder / "rt"
         return DaemonProcess(folder, *flags, program=program, wait=wait, environ=self._daemons)
 
     def close(self) -> None:

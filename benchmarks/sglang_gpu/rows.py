@@ -1,13 +1,15 @@
 """Rows `rows`: time to the first token by where the prefix comes from, beside stock and HiCache.
 
-Owns the rows of one table and their order: every turn measures every column once, the engines in an
-order drawn anew, so that what a machine does in a moment falls on all of them. Neither side
-flushes: what is to come from a lower tier was evicted by what was asked in between (engines of the
-other GPU, which have no counterpart, do). Before each timed request its engine has answered a short
-one, so that no column pays for waking an idle process. One request at a time, one new token, from
-sending the prompt to its answer. Engines that are not asked sleep, all of them: one that spins
-makes the one that is timed as much as half as fast (an eager pass over 8 k cached tokens is bound
-by the CPU).
+Owns the rows of one table and their order: a turn is several rounds, each of which measures every
+column once, the engines in an order drawn anew; the median of a turn's rounds counts, and what is
+compared was measured in the same turns. An eager pass over 8 k cached tokens is bound by the CPU,
+and a CPU is half as fast for moments of some tenths of a second: so all engines have their turn on
+the same core (cores.py), columns of a ratio are measured within a second of one another, on the
+same engine where they can be (own, peer), and all collectors are quiet (quiet.py). Neither side
+flushes: what is to come from a lower tier was evicted by what was asked in between (an engine of
+the other GPU, which has no counterpart, does). Before each timed request its engine has answered a
+short one, so that no column pays for waking an idle process. One request at a time, one new token,
+from sending the prompt to its answer. Engines that are not asked sleep, all of them.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sglang_gpu import models
+from benchmarks.sglang_gpu import models, quiet
 from benchmarks.sglang_gpu.compare import compare
-from benchmarks.sglang_gpu.cores import Cores
+from benchmarks.sglang_gpu.cores import Seat
 from benchmarks.sglang_gpu.pair import Pair
 from benchmarks.sglang_gpu.places import Place
-from benchmarks.sglang_gpu.ratios import ratio_of
+from benchmarks.sglang_gpu.ratios import paired, ratio_of
 from benchmarks.sglang_gpu.scales import Scale
 from benchmarks.sglang_gpu.workload import prompt
 from tests.sglang.engines import Engine, session_of
@@ -35,9 +37,8 @@ BACKUP_S: Final = 20.0
 GOALS: Final[dict[tuple[str, str], tuple[float, float]]] = {
     ("host", "HiCache L2"): (1.15, 1.15),
     ("own evicted", "HiCache L2"): (1.05, 1.05),
-    ("host, held back", "HiCache L2"): (1.15, 1.15),
     ("peer", "own"): (1.10, 1.20),
-    ("peer, other GPU", "own"): (1.10, 1.20),
+    ("peer, other GPU", "own, other GPU"): (1.10, 1.20),
     ("own", "stock own"): (1.03, 1.03),
 }
 """(column, beside): the goals at shorter and at longer prompts."""
@@ -58,11 +59,13 @@ def run(
     checked: bool = False,
     dummy: bool = False,
     hicache: tuple[str, str] = ("kernel", "page_first"),
+    loads: str = "adaptive",
     save: Save = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the group. `pairs`: turns a length (0: the scale's); `marks`: each process notes when
-    what happened (transfer/ipc/marks.py); `checked`: every page is compared, nothing is timed;
-    `dummy`: SGLang fills the weights in."""
+    """Run the group. `pairs`: turns a length, of one round each (0: the scale's, of its rounds);
+    `marks`: each process notes when what happened (transfer/ipc/marks.py); `checked`: every page is
+    compared, nothing is timed; `dummy`: SGLang fills the weights in."""
+    seat = Seat.of_machine(look=place.cuda)  # before anything else runs
     dummy &= place.cuda
     folder = place.folder.parent / f"model-{scale.ttft_model}"
     if dummy:
@@ -86,13 +89,18 @@ def run(
     with Pair(
         place, folder, tier, given, environ, checked=checked, daemons=environ, wait=False
     ) as pair:
-        engines = {name: pair.start(name, 0, {"TREECORED_LOADS": "layerwise"}) for name in "ab"}
-        if len(place.gpus) != 1:  # the dry run has them as well
-            engines["n"] = pair.start("n", 1)
-            engines["held"] = pair.start("held", 1, {"TREECORED_LOADS": "held"})
+
+        def entry(name: str) -> dict[str, str]:
+            return quiet.environ(place.folder / f"{name}.pid")
+
+        names = "ab" if len(place.gpus) == 1 else "abn"  # the dry run has n as well
+        engines = {
+            name: pair.start(name, int(name == "n"), {"TREECORED_LOADS": loads, **entry(name)})
+            for name in names
+        }
         beside: dict[str, Engine] = {}
         if not checked:
-            beside["stock"] = place.engine("stock", {}, _plain(given, folder))
+            beside["stock"] = place.engine("stock", entry("stock"), _plain(given, folder))
         if place.cuda and not checked:
             backend, layout = hicache
             more = {
@@ -101,14 +109,17 @@ def run(
                 "hicache_write_policy": "write_through", "hicache_io_backend": backend,
                 "hicache_mem_layout": layout,
             }  # fmt: skip
-            beside["hicache"] = place.engine("hicache", {}, _plain(given | more, folder))
+            plain = _plain(given | more, folder)
+            beside["hicache"] = place.engine("hicache", entry("hicache"), plain)
         try:
             everybody = [*engines.values(), *beside.values()]
             for engine in everybody:
                 engine.wait_up()
             pair.settled(list(beside.values()))
-            spread(pair, everybody)
-            rows = Rows(pair, {**engines, **beside}, scale, pairs)
+            daemon = pair.daemon.process.pid
+            seat.movers([daemon, pair.report().counters["daemon_mover_pid"]])
+            seat.settle()
+            rows = Rows(pair, {**engines, **beside}, scale, pairs, seat)
             result = rows.run(save, marks=place.folder / "marks" if marks else None)
             if checked:
                 pair.settle_digests()
@@ -121,49 +132,49 @@ def run(
                 engine.kill()
 
 
-def spread(pair: Pair, engines: Sequence[Engine]) -> None:
-    """Give every engine cores of its own; daemon, mover and this process have the rest."""
-    cores = Cores.of_machine(len(engines))
-    for share, engine in enumerate(engines):
-        cores.move(share, session_of(engine.pid))
-    daemon = pair.daemon.process.pid
-    cores.move(None, [daemon, pair.report().counters["daemon_mover_pid"]])
-    cores.settle()
-
-
 def _plain(given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"model_path": str(folder), **given}
 
 
 class Rows:
-    """The engines and what was measured. `engines`: a, b, n and held share a tree; n and held are
-    on the other GPU. `pairs`: turns of each length (0: the scale's)."""
+    """The engines and what was measured. `engines`: a, b and n share a tree, n is on the other GPU;
+    a has what is in another's pool and is not timed. `pairs`: turns of each length, of one round
+    (0: the scale's)."""
 
-    def __init__(self, pair: Pair, engines: dict[str, Engine], scale: Scale, pairs: int) -> None:
+    def __init__(
+        self, pair: Pair, engines: dict[str, Engine], scale: Scale, pairs: int, seat: Seat
+    ) -> None:
         self.pair = pair
         self.engines = engines
         self.scale = scale
         self.pairs = pairs
+        self.seat = seat
         self.misses: list[str] = []
         self.page = int(pair.given["page_size"])
         self._short = list(prompt(999_999, self.page))  # no whole page that could be shared
 
     def run(self, save: Save, marks: Path | None) -> dict[str, Any]:
         """Every length in turn; what there is after each is saved."""
-        result: dict[str, Any] = {"ok": False, "rows": {}, "ratios": {}}
+        result: dict[str, Any] = {
+            "ok": False, "cpus": self.seat.as_json(), "rounds": {}, "rows": {}, "ratios": {},
+        }  # fmt: skip
         for at, length in enumerate(self.scale.rows_lengths):
             column: Column = {}
-            for _ in self._turns(at, length, column, self.pairs or self.scale.rows_pairs[at]):
+            rounds = 1 if self.pairs else self.scale.rows_rounds[at]
+            result["rounds"][str(length)] = rounds
+            turns = self.pairs or self.scale.rows_pairs[at]
+            for _ in self._turns(at, length, column, turns, rounds):
                 result["rows"][str(length)] = {
                     name: {"median_ms": round(statistics.median(ms), 2), "ms": ms}
                     for name, ms in column.items()
                 }
                 result["misses"] = self.misses[:10]
                 save(result)
-            result["ratios"][str(length)] = judged(column, long=length >= LONG)
+            result["ratios"][str(length)] = judged(column, rounds, long=length >= LONG)
             save(result)
         report = self.pair.at_rest()
         result["violations"] = list(report.violations)[:5]
+        result["counters"] = self.pair.counters(fresh=True)
         result["complaints"] = self.pair.complaints()
         if marks is not None:
             from benchmarks.sglang_gpu.timeline import told
@@ -172,26 +183,26 @@ class Rows:
         result["ok"] = not (report.violations or result["complaints"] or self.misses)
         return result
 
-    def _turns(self, at: int, length: int, column: Column, pairs: int) -> Iterator[None]:
+    def _turns(
+        self, at: int, length: int, column: Column, pairs: int, rounds: int
+    ) -> Iterator[None]:
         """Prepare the prompts of a length, then measure in turns, after each of which there is more
-        in the column."""
+        in the column. A first round does not count."""
         fit = self.scale.rows_pool // length
         base = 1_000 * (at + 1)
         # Enough of them that each was evicted when its turn comes again.
         host = [list(prompt(base + n, length)) for n in range((fit + 2) // 2 * 2)]
         peers = [list(prompt(base + 500 + n, length)) for n in range(fit // 3 + 1)]
-        apart = list(prompt(base + 900, length))  # in no pool but that of the engine that asks
         before = self._backed_up()
         a, b = self.engines["a"], self.engines["b"]
         for number, tokens in enumerate(host):
             self._ask("b" if number % 2 else "a", "cold", tokens, column, 0)
-        a.generate(apart, 1)
-        self._wait_backed_up(before + (len(host) + 1) * (length // self.page))
+        self._wait_backed_up(before + len(host) * (length // self.page))
         a.flush()  # what the host tier is to give no pool has, and b has to restore its own
         b.flush()
         for tokens in peers:
             a.generate(tokens, 1)
-        self._wait_backed_up(before + (len(host) + 1 + len(peers)) * (length // self.page))
+        self._wait_backed_up(before + (len(host) + len(peers)) * (length // self.page))
         if "stock" in self.engines:
             self.engines["stock"].generate(peers[0], 1)
         hicache = self.engines.get("hicache")
@@ -200,60 +211,62 @@ class Rows:
             for tokens in beside:
                 hicache.generate(tokens, 1)
         first = self._restored()
-        for turn in range(1 + pairs):
-            kept = column if turn else {}
-            self._turn(turn, kept, host, peers, apart, beside)
-            yield
-        each = (pairs + 1) * ((length - 1) // self.page)
-        other = "n" in self.engines
-        wanted = [each * (3 if other else 2), each * (2 if other else 1)]
+        for number in range(1 + pairs * rounds):
+            if number % rounds == 0:
+                self._seat()
+            self._round(number, column if number else {}, host, peers, beside)
+            if number and number % rounds == 0:
+                yield
+        each = (1 + pairs * rounds) * ((length - 1) // self.page)
+        wanted = [2 * each, each * (2 if "n" in self.engines else 1)]
         came = [after - at for after, at in zip(self._restored(), first, strict=True)]
         if came != wanted:
             self.misses.append(f"pages from the host and from pools: {came}, not {wanted}")
 
-    def _turn(
+    def _seat(self) -> None:
+        """Put every engine where it is to run; threads that are new, too."""
+        for name, engine in self.engines.items():
+            file = self.pair.place.folder / f"{name}.pid"
+            self.seat.engine(int(file.read_text(encoding="utf-8")), session_of(engine.pid))
+
+    def _round(
         self,
-        turn: int,
+        number: int,
         kept: Column,
         host: list[list[int]],
         peers: list[list[int]],
-        apart: list[int],
         beside: list[list[int]],
     ) -> None:
         length = len(peers[0])
         whole = length - 1 - (length - 1) % self.page
-        even, peer = host[2 * turn % len(host)], peers[turn % len(peers)]
-        odd = host[(2 * turn + 1) % len(host)]
+        even, peer = host[2 * number % len(host)], peers[number % len(peers)]
+        odd = host[(2 * number + 1) % len(host)]
         ask = self._ask
 
         def of_b() -> None:
             ask("b", "peer", peer, kept, whole, "pool")
             ask("b", "host", even, kept, whole, "host")
             ask("b", "own evicted", odd, kept, whole, "host")
+            ask("b", "own", odd, kept, whole)
 
         def of_n() -> None:
             self.engines["n"].flush()
             ask("n", "peer, other GPU", peer, kept, whole, "pool")
-
-        def held_back() -> None:
-            self.engines["held"].flush()
-            ask("held", "host, held back", apart, kept, whole, "host")
+            ask("n", "own, other GPU", peer, kept, whole)
 
         def of_hicache() -> None:
-            first, second = (beside[(2 * turn + n) % len(beside)] for n in (0, 1))
-            ask("hicache", "HiCache L2", first, kept, whole, "host")
-            ask("hicache", "HiCache L1", first, kept, whole)
-            ask("hicache", "HiCache L2 again", second, kept, whole, "host")
+            tokens = beside[number % len(beside)]
+            ask("hicache", "HiCache L2", tokens, kept, whole, "host")
+            ask("hicache", "HiCache L1", tokens, kept, whole)
 
-        rounds: dict[str, Callable[[], None]] = {
+        asks: dict[str, Callable[[], None]] = {
             "stock": lambda: ask("stock", "stock own", peers[0], kept, whole),
-            "a": lambda: ask("a", "own", peer, kept, whole),
-            "b": of_b, "n": of_n, "held": held_back, "hicache": of_hicache,
+            "b": of_b, "n": of_n, "hicache": of_hicache,
         }  # fmt: skip
-        names = [name for name in rounds if name in self.engines]
-        random.Random(turn).shuffle(names)
+        names = [name for name in asks if name in self.engines]
+        random.Random(number).shuffle(names)
         for name in names:
-            rounds[name]()
+            asks[name]()
 
     def _ask(
         self, name: str, column: str, tokens: list[int], kept: Column, whole: int, source: str = ""
@@ -289,15 +302,25 @@ class Rows:
             time.sleep(0.02)
 
 
-def judged(column: Column, *, long: bool) -> dict[str, Any]:
-    """Each column with a goal beside what it is to be compared with."""
+def judged(column: Column, rounds: int, *, long: bool) -> dict[str, Any]:
+    """Each column with a goal beside what it is to be compared with, by the medians of turns of so
+    many rounds. What counts is the mean ratio of what was measured in the same turn; the ratio of
+    the two columns' medians, which common moments widen, is told beside it."""
     found = {}
     for (ours, theirs), goals in GOALS.items():
         if ours in column and theirs in column:
-            ratio = ratio_of(column[ours], column[theirs])
+            left, right = of_turns(column[ours], rounds), of_turns(column[theirs], rounds)
+            ratio, medians = paired(left, right), ratio_of(left, right)
             found[f"{ours} / {theirs}"] = {
                 "ratio": round(ratio.value, 3), "upper": round(ratio.upper, 3),
+                "of_medians": round(medians.value, 3), "upper_of_medians": round(medians.upper, 3),
                 "goal": goals[long], "pairs": ratio.pairs,
                 "ok": ratio.within(goals[long]),
             }  # fmt: skip
     return found
+
+
+def of_turns(ms: Sequence[float], rounds: int) -> list[float]:
+    """The median of each whole turn."""
+    whole = len(ms) - len(ms) % rounds
+    return [statistics.median(ms[at : at + rounds]) for at in range(0, whole, rounds)]

@@ -24,6 +24,7 @@ def show(folder: Path) -> str:
         *(_ttft(n, r) for n, r in results.items() if "lengths" in r),
         *(_rows(n, r) for n, r in results.items() if "rows" in r),
         *(_loaded(n, r) for n, r in results.items() if "turns" in r),
+        *(_busy_wait(n, r) for n, r in results.items() if "busy_wait_us" in r),
         *(
             f"{n}: {r['error']}\n{r.get('traceback', '')}"
             for n, r in results.items()
@@ -122,7 +123,11 @@ def _rows(name: str, result: dict[str, Any]) -> str:
     ]
     judgements = {
         length: result.get("ratios", {}).get(length)  # a run that was cut off has none of its last
-        or judged({name: found["ms"] for name, found in row.items()}, long=int(length) >= LONG)
+        or judged(
+            {name: found["ms"] for name, found in row.items()},
+            result.get("rounds", {}).get(length, 1),
+            long=int(length) >= LONG,
+        )
         for length, row in result["rows"].items()
     }
     ratios = [
@@ -131,6 +136,7 @@ def _rows(name: str, result: dict[str, Any]) -> str:
             what,
             f"{r['ratio']:.3f}",
             f"{r['upper']:.3f}",
+            f"{r['of_medians']:.3f} ({r['upper_of_medians']:.3f})" if "of_medians" in r else "",
             str(r["goal"]),
             r["pairs"],
             "" if r["ok"] else "missed",
@@ -138,10 +144,34 @@ def _rows(name: str, result: dict[str, Any]) -> str:
         for length, row in judgements.items()
         for what, r in row.items()
     ]
-    heads = ["tokens", "ratio of medians", "", "upper 95 %", "goal", "pairs", ""]
+    heads = ["tokens", "ratio", "", "upper 95 %", "of medians (upper)", "goal", "pairs", ""]
     missed = "".join(f"\nmiss: {miss}" for miss in result.get("misses", []))
     heading = f"{name} ({_ok(result)}): ms, medians"
+    missed += f"\n{_digests(result)}" if "digests" in result else ""
     return f"{heading}\n{table(['tokens', *columns], cells)}\n{table(heads, ratios)}{missed}"
+
+
+def _busy_wait(name: str, result: dict[str, Any]) -> str:
+    """Each round of both, and what the wait makes of them."""
+    rows = [
+        [wait_us, n, f"{one['requests_per_s']:.2f}", one["ttft_ms_mean"], one["cached_tokens"]]
+        for wait_us, rounds in result["busy_wait_us"].items()
+        for n, one in enumerate(rounds, 1)
+    ]
+    heads = ["waits us", "round", "requests/s", "TTFT ms, mean", "cached tokens"]
+    found = [table(heads, rows), str(result.get("factors", {})), str(result.get("counters", {}))]
+    return "\n".join([f"{name} ({_ok(result)})", *found])
+
+
+def _digests(result: dict[str, Any]) -> str:
+    """What was compared in a run that is not timed, of one tree or of several by name."""
+    found = result["digests"]
+    trees = {"": found} if "compared" in found else found
+    return "\n".join(
+        f"{name + ': ' if name else ''}{one['compared']:,} pages compared, {one['wrong']} differ, "
+        f"{one['unknown']} unknown"
+        for name, one in trees.items()
+    )
 
 
 def _loaded(name: str, result: dict[str, Any]) -> str:
@@ -162,4 +192,6 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
     parts = [f"{name} ({_ok(result)}): conversations", table(heads, rounds)]
     parts += [str(result.get("factors", {})), "gaps between tokens, ms"]
     parts.append(table(["system", "beside", "p50", "p99", "mean", "asked"], gaps))
+    if "digests" in result:
+        parts.append(_digests(result))
     return "\n".join([*parts, str(result.get("cost", {})), str(result.get("absent", ""))])

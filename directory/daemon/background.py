@@ -15,6 +15,8 @@ from directory.daemon.metrics_feed import Exporter
 from directory.daemon.pacing import is_late
 from directory.daemon.recording import Recording
 
+LOOK_US: Final = 500
+"""While messages follow close upon one another, all else is looked at so often."""
 QUIET_US: Final = 2_000
 """So long nothing must have been asked before the log gets its turn."""
 
@@ -36,18 +38,15 @@ class Background:
         self._asked_us = 0
         """When somebody last asked for something."""
 
-    def due_us(self, other_us: int | None = None) -> int | None:
+    def due_us(self, *others_us: int | None) -> int | None:
         """When `turn` has something to do next if nobody asks until then, or None; or what is due
-        at `other_us`, if that is earlier."""
+        at one of `others_us`, if that is earlier."""
         due_us = self._recording.ready_us
         if due_us is not None:
             due_us = max(due_us, self._asked_us + QUIET_US)
-        if other_us is not None and (due_us is None or other_us < due_us):
-            due_us = other_us
-        for other in (self._kv, self._exporter):
-            if other is not None and (next_us := other.due_us()) is not None:
-                due_us = next_us if due_us is None else min(due_us, next_us)
-        return due_us
+        dues = [due_us, *others_us]
+        dues += [other.due_us() for other in (self._kv, self._exporter) if other is not None]
+        return min((due for due in dues if due is not None), default=None)
 
     def turn(self, now_us: int, *, quiet: bool) -> None:
         """A turn of the loop is over; `quiet`: nobody asked for anything in it."""

@@ -173,6 +173,17 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _what_needs_kv_events_comes_with_them(self) -> Self:
+        if not self.kv_events:
+            for name in ("kv_events_union", "kv_events_detokenizer"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"setting {name}: no KV events are published without kv_events, the "
+                        f"address of the first scheduler's; set that as well, or leave {name} out"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _tier_has_few_enough_segments(self) -> Self:
         count = -(-self.host_tier // self.segment)
         if count > SEGMENTS_MAX:

@@ -37,7 +37,7 @@ from directory.core.ids import OpId, PoolId
 from directory.daemon import garbage
 from directory.daemon.access_log import open_recording
 from directory.daemon.admin import Facts, answer, stats_report
-from directory.daemon.background import Background
+from directory.daemon.background import LOOK_US, Background
 from directory.daemon.checksums import open_table
 from directory.daemon.clock import now_us
 from directory.daemon.config import Settings
@@ -130,21 +130,28 @@ class Daemon:
         if self._kv is not None:
             self._kv.start(self._loop)
         beside = Background(self.recording, self._kv, self._exporter, self._loop.waiting)
+        looked_us, frames, due_us = 0, 0, beside.due_us(now_us())
         while not self._stop_signal:
-            frames, due_us = self.counters["frames"], beside.due_us(self.movers.due_us())
-            patience_s = None if due_us is None else max(0, due_us - now_us()) / 1e6
-            self._loop.turn(0 if self._no_room else patience_s)
-            now = now_us()
+            self._loop.turn(None if due_us is None else max(0, due_us - now_us()) / 1e6)
+            now, asked = now_us(), self.counters["frames"]
+            if asked != frames and now < looked_us + LOOK_US and self._defect is None:
+                due_us = looked_us + LOOK_US
+                continue
+            quiet, frames, looked_us = asked == frames, asked, now
+            self.server.on_time(now)
             self.movers.on_time(now)
-            beside.turn(now, quiet=self.counters["frames"] == frames)
+            beside.turn(now, quiet=quiet)
             if self._no_room:
                 self._fail_copies()
             if self._defect is not None:
                 self._reset()
+            room_us = now if self._no_room else None
+            due_us = beside.due_us(self.movers.due_us(), self.server.due_us(), room_us)
 
     def close(self) -> None:
         """End everything in order, within a bounded time. Repeatable."""
         log.info("stopping", signal=self._stop_signal, sessions=len(self.sessions))
+        self.movers.ends.tell_all()
         self.sessions.close()
         pidfd = self.movers.begin_close()
         if pidfd >= 0:
@@ -347,8 +354,6 @@ class Daemon:
         self._defect = None
         log.warning("a new epoch has begun", resets=self.counters["resets"])
 
-    # Small things.
-
     def _new_directory(self) -> Directory:
         settings = self._settings
         directory = Directory(
@@ -372,8 +377,7 @@ class Daemon:
         return self._kept.memory(reserve=pinned)
 
     def _stop(self, number: int, _: object) -> None:
-        # Nothing else: the signal may have come in the middle of a log line, whose lock this
-        # same thread holds.
+        # Nothing else: it may have come in the middle of a log line, whose lock is this thread's.
         self._stop_signal = number
 
     def _wake(self, _: int) -> None:

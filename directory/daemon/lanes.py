@@ -40,6 +40,8 @@ FRAMES_PER_TURN_MAX: Final = 256
 """Read out of one lane at once; they are carried out before more is read."""
 PIECE_NS: Final = 200_000
 """So long messages of one lane are carried out before others have their turn, and one more."""
+ACK_AFTER_US: Final = limits.RESEND_AFTER_MS * 1000 // 20
+"""A release waits so long for an answer that acknowledges it, too: a message less."""
 QUESTIONS: Final = frozenset({Match, Lock, Unlock, Ended})
 """They take a few microseconds to some hundred, and somebody waits for most of them."""
 COPIED_PER_TURN_MAX: Final = limits.MESSAGE_BYTES_MAX
@@ -76,7 +78,7 @@ class ClientLane:
         self._ipc = ipc
         self._nbytes = nbytes
         self.frames = FrameLane(sock)
-        self.serving = False
+        self.serving = self.closed = False
         self.head: Envelope | None = None
         """The oldest message that was received and is not carried out, once it was looked at."""
         self.left: deque[bytes] = deque()
@@ -132,6 +134,7 @@ class ClientLane:
 
     def close(self) -> None:
         """Let go of socket and memory."""
+        self.closed = True
         self._loop.unwatch(self.frames.fileno())
         self.frames.close()
         self._ipc.close(self._mapping)
@@ -145,6 +148,8 @@ class Lanes:
         self._endpoint = endpoint
         self._ipc = SharedMemoryIPC()
         self._lanes: dict[PoolId, ClientLane] = {}
+        self.due_us: int | None = None
+        """When what nobody waits for is to be acknowledged at the latest, or None."""
 
     def open(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
         """Take a lane into use; the descriptors are the lane's from here on.
@@ -169,6 +174,12 @@ class Lanes:
         """Let go of every lane."""
         for pool in list(self._lanes):
             self.close(pool)
+
+    def on_time(self, now_us: int) -> None:
+        """Acknowledge what has not come to be by an answer."""
+        if self.due_us is not None and now_us >= self.due_us:
+            self.due_us = None
+            self._endpoint.acknowledge()
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -196,7 +207,7 @@ class Lanes:
         self._carry_out(lane, questions_only=False)
 
     def _carry_out(self, lane: ClientLane, *, questions_only: bool) -> None:
-        endpoint, frames, pool, left = self._endpoint, lane.frames, lane.pool, lane.left
+        endpoint, pool, left = self._endpoint, lane.pool, lane.left
         begun, taken, broken = monotonic_ns(), 0, False
         lane.copied = 0
         # What is answered to reports goes back in one piece: it wakes the client once.
@@ -210,20 +221,20 @@ class Lanes:
                     break
             if questions_only and type(envelope.body) not in QUESTIONS:
                 break
-            if taken and (
-                lane.copied >= COPIED_PER_TURN_MAX or monotonic_ns() - begun >= PIECE_NS
-            ):
+            if taken and (lane.copied >= COPIED_PER_TURN_MAX or monotonic_ns() - begun >= PIECE_NS):
                 break
             lane.head = None
             taken += 1
             waits = endpoint.take_lane(pool, envelope)
-            if frames.closed:
+            if lane.closed:
                 return  # its registration has ended over this message
             if waits:
                 self._loop.asked = True
                 lane.send_held()
         if taken:
-            endpoint.acknowledge()
+            endpoint.acknowledge_soon(pool)
+            if endpoint.owing and self.due_us is None:
+                self.due_us = begun // 1000 + ACK_AFTER_US
         lane.serving = False
         lane.send_held()
         if broken:

@@ -83,7 +83,7 @@ class Movers:
         self._importing: set[PoolId] = set()
         self._releasing: set[PoolId] = set()
         self._gate = Gate(counters)
-        self._ends = Ends(loop, self._take)
+        self.ends = Ends(loop, self._take)
         self._tier_answers = 0
         self._failures = 0
         self._served_once = False
@@ -163,6 +163,7 @@ class Movers:
         if self._patience.asked:
             # It may have answered while this process was busy or away.
             self._serve(self._watched_fd)
+            self.ends.tell_all()
         if self._mover is None or not self._busy:
             return
         slow = self._slow
@@ -184,7 +185,6 @@ class Movers:
         """Ask the mover to end; returns its pidfd to wait for, or -1."""
         if self._mover is None:
             return -1
-        self._ends.tell_all()
         self._tell_mover(lambda mover: mover.shutdown())
         return self._mover.pidfd
 
@@ -259,10 +259,9 @@ class Movers:
             if self._mover is not mover:
                 return  # it was given up on meanwhile, and the directory knows that
             if isinstance(reply, CopyDone):
-                self._ends.put(reply, backup=self._gate.kind_of(reply.op) == "backup")
+                self.ends.put(reply, backup=self._gate.kind_of(reply.op) == "backup")
             elif not isinstance(reply, Pong):
-                # It may be said of pools and pages that ended copies had to do with.
-                self._ends.tell_all()
+                self.ends.tell_all()  # it may be said of what ended copies had to do with
                 self._take(reply)
 
     def _take(self, reply: Reply) -> None:
@@ -319,7 +318,7 @@ class Movers:
             return
         pid, lived_ms = mover.pid, (now_us() - self._since_us) // 1000
         mover.kill()
-        self._ends.tell_all()  # what it had finished and said before still counts
+        self.ends.tell_all()  # what it had finished and said before still counts
         try:
             for reply in mover.receive():
                 if isinstance(reply, CopyDone | PagesDamaged):
@@ -351,7 +350,7 @@ class Movers:
     def _bury(self, event: MoverEvent) -> None:
         """Kill and reap the mover and forget what only it knew."""
         mover, self._mover = self._mover, None
-        self._ends.forget()
+        self.ends.forget()
         if mover is not None:
             self._loop.unwatch(self._watched_fd)
             self._loop.unwatch(mover.pidfd)

@@ -81,6 +81,14 @@ class Server:
         self._endpoint.begin_epoch(epoch)
         self._lanes.close_all()
 
+    def due_us(self) -> int | None:
+        """When `on_time` has something to do next, or None."""
+        return self._lanes.due_us
+
+    def on_time(self, now_us: int) -> None:
+        """Acknowledge what has waited for it long enough."""
+        self._lanes.on_time(now_us)
+
     def answer(self, pool: PoolId, seq: int, body: AnyReply) -> None:
         """Send an answer and keep it until the client has said that it has it."""
         self._endpoint.answer(pool, seq, body)

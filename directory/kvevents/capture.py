@@ -32,6 +32,8 @@ from directory.kvevents.records import (
     size_of,
 )
 
+DROPPED_A_STEP: Final = 64
+"""Records of a queue that was given up, let go of at once: a full one takes 8 ms."""
 FORGET_ABOVE: Final = 4_096
 """Names that may be kept for nothing, beside as many as there are in use."""
 
@@ -57,6 +59,8 @@ class Capture:
         self._records_max = records_max
         self._bytes_max = bytes_max
         self._records: list[AnyRecord] = []
+        self._dropped: list[AnyRecord] = []
+        """What is told no more, until there is time to let go of it."""
         self._bytes = 0
         self._walk: Iterator[NodeId] | None = None
         self._told: set[NodeId] = set()
@@ -84,6 +88,8 @@ class Capture:
 
     def __call__(self, node: Node, place: Place, sign: int) -> None:
         """A node became resident at a place (1) or is no longer (-1)."""
+        if self._dropped:
+            del self._dropped[-DROPPED_A_STEP:]
         if self.lost:
             return
         self._note(node, place, here=sign > 0)
@@ -116,6 +122,7 @@ class Capture:
 
     def take(self) -> list[AnyRecord]:
         """Return the records of one message, oldest first; they are off the queue."""
+        del self._dropped[-DROPPED_A_STEP:]
         self._step()
         count = portion(self._records)
         taken = self._records[:count]
@@ -133,7 +140,8 @@ class Capture:
     # Private.
 
     def _empty(self) -> None:
-        self._records.clear()
+        self._dropped += self._records
+        self._records = []
         self._bytes = 0
         self._walk = None
         self._told.clear()

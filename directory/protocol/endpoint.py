@@ -25,9 +25,10 @@ from directory.core.errors import (
     TreecoredError,
     UnknownPool,
 )
-from directory.core.events import Body, Match, Restore
+from directory.core.events import Body, Match, Restore, Unlock
 from directory.core.ids import PoolId
 from directory.protocol.codec import decode_envelope, encode
+from directory.protocol.ended import Ended
 from directory.protocol.messages import (
     Acked,
     Attach,
@@ -59,10 +60,20 @@ class Lane(Protocol):
 class Client:
     """One registered pool at the server. `identity` is None until it has attached.
 
-    `by_lane`: it spoke last by its lane, and is answered there.
+    `by_lane`: it spoke last by its lane, and is answered there. `owes_soon`: it may wait for
+    the acknowledgement that it is owed.
     """
 
-    __slots__ = ("by_lane", "identity", "lane", "owes_ack", "pool", "secret", "stream")
+    __slots__ = (
+        "by_lane",
+        "identity",
+        "lane",
+        "owes_ack",
+        "owes_soon",
+        "pool",
+        "secret",
+        "stream",
+    )
 
     def __init__(self, pool: PoolId, secret: bytes, kept_bytes_max: int) -> None:
         self.pool = pool
@@ -71,7 +82,7 @@ class Client:
         self.lane: Lane | None = None
         self.by_lane = False
         self.stream = ReceiveStream(kept_bytes_max)
-        self.owes_ack = False
+        self.owes_ack = self.owes_soon = False
 
 
 class Endpoint:
@@ -232,7 +243,7 @@ class Endpoint:
         arrival = client.stream.arrive(seq, envelope.answered)
         if arrival is Arrival.NEW:
             # An answer, if one comes now, carries the acknowledgement and cancels this.
-            self._owe(client)
+            self._owe(client, soon=not isinstance(body, Unlock | Ended))
             if isinstance(body, Restore):
                 client.stream.awaits(seq)
             self._ask(client.pool, seq, body)
@@ -255,20 +266,37 @@ class Endpoint:
 
     # Replies.
 
-    def _owe(self, client: Client) -> None:
+    def _owe(self, client: Client, *, soon: bool = True) -> None:
         client.owes_ack = True
+        client.owes_soon |= soon
         self._owing[client.pool] = client
 
+    @property
+    def owing(self) -> bool:
+        """Whether something is to be acknowledged: by an answer that comes soon, or in time by
+        `acknowledge`."""
+        return bool(self._owing)
+
     def acknowledge(self) -> None:
-        """One acknowledgement for each pool whose messages had no answer in this batch."""
+        """One acknowledgement for each pool whose messages had no answer."""
         if not self._owing:
             return
         owing, self._owing = self._owing, {}
         for client in owing.values():
-            if client.owes_ack:
-                frame = encode(ReplyEnvelope(self.epoch, client.stream.acked, 0, Acked()))
-                self._send_to(client, frame)
-                client.owes_ack = False
+            self._acknowledge(client)
+
+    def acknowledge_soon(self, pool: PoolId) -> None:
+        """The same for one pool, but for messages whose acknowledgement nobody waits for."""
+        client = self._owing.get(pool)
+        if client is not None and (client.owes_soon or not client.owes_ack):
+            del self._owing[pool]
+            self._acknowledge(client)
+
+    def _acknowledge(self, client: Client) -> None:
+        if client.owes_ack:
+            frame = encode(ReplyEnvelope(self.epoch, client.stream.acked, 0, Acked()))
+            self._send_to(client, frame)
+        client.owes_ack = client.owes_soon = False
 
     def _say(self, identity: bytes, client: Client | None, body: DaemonBody) -> None:
         """Send something that is outside the numbered stream."""
@@ -286,7 +314,7 @@ class Endpoint:
         else:
             sent = self._send(client.identity, frame)
         if sent and current:
-            client.owes_ack = False
+            client.owes_ack = client.owes_soon = False
 
     def _send(self, identity: bytes, frame: bytes) -> bool:
         """Send or drop: the client asks again for what it did not get."""

@@ -47,6 +47,7 @@ class CacheShim(Protocol):
     room: Room
     rows: Callable[[], Collection[Request]]
     key_of: Callable[..., tuple[NamespaceKey, bytes]]
+    ended: list[Any]
 
     @property
     def pool(self) -> Pool:

@@ -43,6 +43,8 @@ class NewCache(LoadingCache):
         the lock are the caller's to give back.
         """
         ended = req.finished()
+        if ended:
+            self.shim.ended.append(req)
         if self.disable or (ended and not self._finished_insert):
             return
         if self.loads.ready(req.rid, last=ended):
@@ -74,6 +76,11 @@ class NewCache(LoadingCache):
         """Give ranges of a row back, but for pages that a mover may still write into."""
         held = self.loads.release_kv(kv)
         super().free_kv_row(kv, without(ranges, held, self.page_size))
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """A row was given back; one that was kept its end is known of (`checkpoint`)."""
+        if not checkpointed:
+            self.shim.ended.append(req)
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
         """Where the prefix of a request lies that has no row yet: matched pages and loaded ones."""

@@ -87,6 +87,7 @@ class OldCache(LoadingCache):
             self._free(row[start:end], start)
         if req.last_node is not None:
             self.dec_lock_ref(req.last_node)
+        self.shim.ended.append(req)
 
     def _row(self, req: Any) -> torch.Tensor:
         """The request's row of SGLang's table, as a view."""

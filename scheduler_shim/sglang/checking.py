@@ -72,6 +72,9 @@ Digests = Callable[[bytes], Pending]
 class Unchecked:
     """Nothing is recorded."""
 
+    has_turns = False
+    """Whether `tick` may have something to do."""
+
     def about(self, load: Load | None) -> None:
         """The next row that is published has this load's pages, if any."""
 
@@ -90,6 +93,8 @@ class Unchecked:
 
 class Checking(Unchecked):
     """Records of one engine; used by its scheduler's thread alone."""
+
+    has_turns = True
 
     def __init__(self, path: FilePath, digests: Digests) -> None:
         self._file = path.open("ab")

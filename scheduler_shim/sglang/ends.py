@@ -7,7 +7,7 @@ a report leaves after the batch's outputs are used, and only to a daemon that wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from directory.core.namespace import NamespaceKey
@@ -25,6 +25,7 @@ class Teller(Protocol):
     """What is needed of the shim."""
 
     key_of: Callable[..., tuple[NamespaceKey, bytes]]
+    ended: list[Any]
 
     @property
     def client(self) -> DaemonClient | None:
@@ -48,11 +49,13 @@ def admitted(shim: Teller, req: Any, restored: int, peers: int) -> None:
         setattr(req, ADMITTED, (shim.now_us(), restored, min(peers, restored)))
 
 
-def results(shim: Teller, reqs: Iterable[Any]) -> None:
-    """A batch's outputs are used: report those of its requests that have finished.
+def results(shim: Teller) -> None:
+    """A batch's outputs are used: report those that have finished of the requests that gave their
+    rows back. (Who runs on is not looked at: there may be hundreds in every step.)
 
     The reports are held: the caller sends what is held.
     """
+    reqs, shim.ended = shim.ended, []
     client = shim.client
     if client is None or client.lost or not client.registration.ended:
         return

@@ -35,7 +35,7 @@ from scheduler_shim.sglang.landings import Landings
 from scheduler_shim.sglang.layerwise import Layerwise
 from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.targets import Targets
-from scheduler_shim.sglang.waiting import HELD, Around, Entry, KeyOf, Stage, Waiting
+from scheduler_shim.sglang.waiting import HELD, Around, Entry, KeyOf, Stage, Waiting, due_us
 from scheduler_shim.thin_tree import ThinTree
 from transfer.ipc.marks import mark
 
@@ -105,8 +105,7 @@ class HeldBack:
 
     def held(self, rid: str) -> bool:
         """Whether a request is to stay in the queue for now."""
-        entry = self._entries.get(rid)
-        return entry is not None and entry.stage in HELD
+        return (entry := self._entries.get(rid)) is not None and entry.stage in HELD
 
     def restored_tokens(self, rid: str) -> tuple[int, int]:
         """Tokens restored for a request while it waited, and how many out of others' pools."""
@@ -115,8 +114,7 @@ class HeldBack:
 
     def gone(self, rid: str) -> None:
         """A request is admitted, or ended. Repeatable; the next tick would find out by itself."""
-        entry = self._entries.get(rid)
-        if entry is not None:
+        if (entry := self._entries.get(rid)) is not None:
             self._forget(entry)
 
     def forget_all(self) -> None:
@@ -159,6 +157,11 @@ class HeldBack:
     def held_count(self) -> int:
         """Requests that are held back now."""
         return sum(entry.stage in HELD for entry in self._entries.values())
+
+    @property
+    def due_us(self) -> int:
+        """When the clock alone has `tick` do something for them, if no answer is awaited."""
+        return due_us(self._entries.values(), self._settings.reask_ms)
 
     @property
     def alive(self) -> list[LiveRequest]:
@@ -251,7 +254,8 @@ class HeldBack:
         with the lease."""
         tree = self._around.room.tree
         if isinstance(tree, MirroredTree):
-            request.row = unpack_pages(tree.find(request.key, request.match_tokens).pages)
+            request.found = tree.find(request.key, request.match_tokens, request.found)
+            request.row = unpack_pages(request.found.pages)
 
     # Restores.
 
@@ -347,15 +351,13 @@ class HeldBack:
 
     def wait_for(self, rid: str) -> None:
         """A request is not admitted with its load: it is held back for it."""
-        entry = self._entries.get(rid)
-        if entry is not None:
+        if (entry := self._entries.get(rid)) is not None:
             entry.asked_us = self._around.now_us()  # it was admissible until now
             self._wait_for_fill(entry)
 
     def hand_over(self, rid: str) -> None:
         """A request is admitted with its load, which has its lease from here on."""
-        entry = self._entries.pop(rid, None)
-        if entry is not None:
+        if (entry := self._entries.pop(rid, None)) is not None:
             del self._by_number[entry.request.number]
 
     def wake(self, fill: Fill, *, landed: bool) -> None:
@@ -391,8 +393,7 @@ class HeldBack:
     def let_go(self, request: Request) -> None:
         """Nothing elsewhere is needed any more; it may go on without waiting."""
         self._around.room.tree.release(request)
-        entry = self._by_number.get(request.number)
-        if entry is not None:
+        if (entry := self._by_number.get(request.number)) is not None:
             entry.stage = Stage.PASSED
 
     def __repr__(self) -> str:

@@ -70,11 +70,18 @@ def after_input(_: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     del args, kwargs
     shim = shim_of(scheduler)
     if shim is not None:
-        guarded(shim, "a tick", lambda: tick(shim, scheduler), None)
+        guarded(shim, "a tick", partial(tick, shim, scheduler), None)
 
 
 def tick(shim: Shim, scheduler: Any) -> None:
-    """The shim's turn."""
+    """The shim's turn, unless nothing is to be done in it."""
+    waiting = scheduler.waiting_queue
+    # With somebody in the queue and nothing running there is more to be done: see below.
+    may_rest = not waiting or not scheduler.running_batch.is_empty()
+    if may_rest and shim.rests(waiting, lambda: is_busy(scheduler)):
+        return
+    if shim.ended:
+        ends.results(shim)
     if scheduler.running_batch.is_empty():
         # Targets of a restore may have refused the head of the queue its room. Older dialects
         # clear this only when a running request leaves, and there is none. (Newer ones do this.)
@@ -83,7 +90,7 @@ def tick(shim: Shim, scheduler: Any) -> None:
         shim.loads.offers.chunked = lambda: chunked_tokens(scheduler)
         shim.loads.offers.decoding = lambda: decodes(scheduler)
     shim.tick(
-        scheduler.waiting_queue,
+        waiting,
         busy=is_busy(scheduler),
         reserved=lambda: reserved_tokens(scheduler),
     )
@@ -213,28 +220,38 @@ def around_results(
 ) -> Any:
     """Before a batch's outputs are used it is known which of its loads are lost."""
     shim = shim_of(scheduler)
-    copied = getattr(result, "copy_done", None)
-    synchronize = copied.synchronize if copied is not None else lambda: None
-    if shim is not None and mark.on:
-        mark("launched", *(req.rid for req in batch.reqs))
-    if shim is not None and shim.loads.enabled:
-        work = partial(shim.loads.results, batch.reqs, synchronize)
-        guarded(shim, "the end of loads", work, None)
-    if shim is not None and mark.on:
-        synchronize()
-        mark("computed", *(req.rid for req in batch.reqs))
     if shim is None:
         return original(scheduler, batch, result, *args, **kwargs)
-    reqs = list(batch.reqs)
+    if shim.loads.enabled or mark.on:
+        computed(shim, batch, result)
     shim.tree.gathers = True
     outcome = original(scheduler, batch, result, *args, **kwargs)
-    guarded(shim, "the end of results", lambda: results_used(shim, reqs), None)
+    guarded(shim, "the end of results", partial(results_used, shim), None)
     return outcome
 
 
-def results_used(shim: Shim, reqs: list[Any]) -> None:
+def computed(shim: Shim, batch: Any, result: Any) -> None:
+    """A batch's outputs are about to be used: whoever computed over a lost load ends."""
+    copied = getattr(result, "copy_done", None)
+    synchronize = copied.synchronize if copied is not None else _nothing
+    if mark.on:
+        mark("launched", *(req.rid for req in batch.reqs))
+    if shim.loads.enabled:
+        work = partial(shim.loads.results, batch.reqs, synchronize)
+        guarded(shim, "the end of loads", work, None)
+    if mark.on:
+        synchronize()
+        mark("computed", *(req.rid for req in batch.reqs))
+
+
+def _nothing() -> None:
+    """Instead of a wait where there is nothing to wait for."""
+
+
+def results_used(shim: Shim) -> None:
     """A batch's outputs are used: tell the daemon what was published, all of it at once."""
-    ends.results(shim, reqs)
+    if shim.ended:
+        ends.results(shim)
     shim.tree.gathers = False
     if shim.client is not None:
         shim.client.send_held()

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-import torch
+import numpy as np
 
 from directory.core import limits
 from directory.core.errors import TreecoredError
@@ -25,7 +25,7 @@ from scheduler_shim.sglang.media import Items, items_of, spelled_out
 
 ELASTIC: Final = "|elastic_ep_size="
 FEW_TOKENS: Final = 64
-"""So many are packed without torch: what a decoding request has added."""
+"""So many are packed without numpy: what a decoding request has added."""
 GLUED_MAX: Final = 4_096
 """So many glued keys are remembered; beyond it the memory starts over."""
 
@@ -256,17 +256,14 @@ def pack(tokens: array[int], first: int, count: int, *, bigram: bool, wide: bool
             return None
     if tokens.typecode != "q":
         tokens = array("q", tokens)
-    source = torch.frombuffer(tokens, dtype=torch.int64, count=number, offset=8 * first)
-    if not wide:
-        low, high = torch.aminmax(source)
-        if int(low) < 0 or int(high) >> 32:
-            return None
+    source = np.frombuffer(tokens, dtype=np.int64, count=number, offset=8 * first)
+    # An id below zero is a very large one without its sign.
+    if not wide and int(source.view(np.uint64).max()) >> 32:
+        return None
     if bigram:
-        source = torch.stack((source[:-1], source[1:]), dim=1).reshape(-1)
-    packed = bytearray((8 if wide else 4) * source.numel())
-    target = torch.frombuffer(packed, dtype=torch.int64 if wide else torch.int32)
-    target.copy_(source)  # two's complement: an unsigned id keeps its bytes
-    return bytes(packed)
+        source = np.stack((source[:-1], source[1:]), axis=1)
+    packed: bytes = (source if wide else source.astype(np.uint32)).tobytes()
+    return packed
 
 
 def _fits(key: NamespaceKey) -> bool:

@@ -66,7 +66,7 @@ class _HostTables:
         pages = first // self._page_size
         whole = (pages * self._page_size)[:, None] + self._offsets
         # Looking costs little here: a row that is no whole pages would name wrong bytes.
-        if not np.array_equal(whole.reshape(-1), given):
+        if not (whole.reshape(-1) == given).all():
             raise InternalError("the slots to be named are not whole pages in token order")
         self._first[where] = first
         if self._shared is not None:
@@ -104,12 +104,12 @@ class _DeviceTables:
     def write(self, where: Any, slots: torch.Tensor) -> None:
         at = self._to_device(where)
         first = slots[:: self._page_size]
-        self._first[at] = first
+        self._first.index_copy_(0, at, first)
         if self._shared is not None:
-            self._shared[at] = (first // self._page_size).to(torch.int32)
+            self._shared.index_copy_(0, at, (first // self._page_size).to(torch.int32))
 
     def first_slots(self, where: Any) -> torch.Tensor:
-        return self._first[self._to_device(where)]
+        return self._first.index_select(0, self._to_device(where))
 
     def slots(self, where: Any) -> torch.Tensor:
         first = self.first_slots(where)

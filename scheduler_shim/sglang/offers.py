@@ -127,13 +127,13 @@ class Offers:
             request = entry.request
             look_ups.match_own(request)
             if len(request.row) < leased_from:
-                del self._open[rid]
+                self._open.pop(rid, None)
                 self._look_up_anew(look_ups, entry)
             elif look_ups.room_for(entry) < request.reach - len(request.row):
                 self._open[rid] = Offer(entry, leased_from, crowded=True)
                 self._around.count("offers_crowded")
             else:
-                del self._open[rid]
+                self._open.pop(rid, None)
                 self._around.count("offers_held_back")
                 entry.asked_us = self._around.now_us()  # it is held back from now on
                 if not look_ups.restore(entry):

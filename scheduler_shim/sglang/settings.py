@@ -71,9 +71,9 @@ class Settings(BaseSettings):
     """A request that waits in the queue is asked for again after so long."""
     idle_wait_us: Annotated[int, Field(ge=0, le=20_000)] = 1_000
     """While nothing runs and all that waits is held back, a tick waits so long for the daemon."""
-    busy_wait_us: Annotated[int, Field(ge=0, le=20_000)] = 500
+    busy_wait_us: Annotated[int, Field(ge=0, le=20_000)] = 0
     """While something runs, a tick that has asked waits so long for the answers, so that nobody
-    waits a whole step for them."""
+    waits a whole step for them. Every running decode waits with it: 0 unless an operator asks."""
     flush_wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 2_000
     """How long a flush waits for movers before it leaves their targets out of use."""
     trust_weight_version: bool = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from directory.core.actions import AnyReply
 from directory.core.errors import TreecoredError
@@ -33,6 +33,8 @@ from scheduler_shim.room import Room
 from scheduler_shim.sglang.held import HeldBack
 from scheduler_shim.sglang.layer_counter import Layers
 from scheduler_shim.sglang.layerwise import Layerwise
+from scheduler_shim.sglang.moments import Moments
+from scheduler_shim.sglang.rest import Rest
 from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.stats import StatsFile
 from scheduler_shim.sglang.waiting import KeyOf, Waiting, nothing_to_look_up
@@ -84,7 +86,12 @@ class Shim(Tally):
         self._early: list[tuple[int, AnyReply | None]] = []
         self.loads = Layerwise(self, settings, layers)
         """Loads that a forward pass follows layer by layer, where the settings want them."""
-        self._held = HeldBack(self, settings, self._key_of, self.loads)
+        key_of: KeyOf = lambda req: self.key_of(req)  # noqa: E731, PLW0108 - it is set later
+        self._held = HeldBack(self, settings, key_of, self.loads)
+        self._moments = Moments(self, self._held, settings)
+        self._rest = Rest(self, self._held, self.loads)
+        self.ended: list[Any] = []
+        """SGLang's requests that gave their rows back and were not told of. The cache appends."""
         self._connection = Connection(
             client,
             dial=dial,
@@ -146,7 +153,8 @@ class Shim(Tally):
         if result is None:
             self.count("inserts_refused")
             return None
-        request.row[: result.accepted_pages] = unpack_pages(result.canonical)
+        if result.duplicates:
+            request.row[: result.accepted_pages] = unpack_pages(result.canonical)
         request.tree_pages = request.accepted_pages = result.accepted_pages
         return result
 
@@ -193,7 +201,7 @@ class Shim(Tally):
     ) -> None:
         """Before a scheduling step: take answers, look at the queue, start restores.
 
-        `busy`: whether anything runs; else, with all that waits held back, this waits a moment.
+        `busy`: whether anything runs. At the end this may wait a moment (moments.py).
         `reserved`: tokens that requests have yet to take, asked when a restore starts."""
         begin_us = self.now_us()
         self._reserved = reserved
@@ -211,11 +219,15 @@ class Shim(Tally):
         self._tick_us_max = max(self._tick_us_max, took_us)
         self.count("ticks")
         self.count("ticks_us", took_us)
-        if busy and asked:
-            self._wait_a_moment()
-        elif not busy and waiting and self.settings.idle_wait_us:
-            self._wait_for_answers(waiting)
+        self._moments.wait(waiting, busy=busy, asked=asked)
         self._stats.offer(begin_us, self.stats)
+        self._rest.until(self._stats.due_us, waiting[: self.settings.window])
+
+    def rests(self, waiting: Sequence[Waiting], busy: Callable[[], bool]) -> bool:
+        """Whether a turn would find nothing to do: then it is left out. `busy`: whether anything
+        runs."""
+        head = waiting[: self.settings.window]
+        return not self.ended and not self._early and self._rest.holds(head, busy)
 
     def take_answers(self) -> None:
         """Take what the daemon has answered, and find out whether it is lost."""
@@ -327,6 +339,7 @@ class Shim(Tally):
         return {
             **self.counters,
             **{f"client_{name}": value for name, value in client.items()},
+            "turns_left_out": self._rest.turns,
             "mode": self.mode,
             "why_degraded": self._connection.degraded,
             "last_loss": self._connection.last_loss,
@@ -356,30 +369,6 @@ class Shim(Tally):
         except TreecoredError as error:
             self.problem(f"{request.name}: {error}")
             return None
-
-    def _key_of(self, req: Waiting) -> tuple[NamespaceKey, bytes]:
-        return self.key_of(req)
-
-    def _wait_for_answers(self, waiting: Sequence[Waiting]) -> None:
-        """Sleep until a frame comes, if nobody in the queue could be admitted instead."""
-        client, window = self.client, waiting[: self.settings.window]
-        if client is not None and all(self._held.held(req.rid) for req in window):
-            client.wait(self.settings.idle_wait_us)
-            self.take_answers()
-            client.send_held()  # a forward pass may come next, and what it asks is timed already
-
-    def _wait_a_moment(self) -> None:
-        """Take the answers to what this tick has asked, if they come at once: else whoever asked is
-        admitted a whole step later."""
-        give_up_us = self.now_us() + self.settings.busy_wait_us
-        while self._held.asking and self.client is not None:
-            left_us = give_up_us - self.now_us()
-            if left_us <= 0:
-                return
-            self.client.wait(left_us)
-            self.take_answers()
-        if self.client is not None:
-            self.client.send_held()
 
     def _say_who_lives(self, *, idle: bool) -> None:
         client = self.client

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 EVERY_US: Final = 1_000_000
+NEVER_US: Final = 1 << 62
 
 
 class StatsFile:
@@ -22,6 +23,11 @@ class StatsFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._due_us = 0
+
+    @property
+    def due_us(self) -> int:
+        """When it is written next."""
+        return self._due_us if self._path is not None else NEVER_US
 
     def offer(self, now_us: int, stats: Callable[[], Mapping[str, object]]) -> None:
         """Write when it is time."""

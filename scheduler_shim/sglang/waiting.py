@@ -6,7 +6,7 @@ is known by its name, which says too whether it is still in the queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Final, Protocol
 
@@ -17,6 +17,8 @@ from scheduler_shim.own_tree import Published
 from scheduler_shim.pools import Pool
 from scheduler_shim.request import Request
 from scheduler_shim.room import Room
+
+NEVER_US: Final = 1 << 62
 
 
 class Waiting(Protocol):
@@ -81,12 +83,24 @@ class Entry:
         under_way = self.stage is not Stage.PASSED or self.request.seq
         return not under_way and now_us - self.asked_us >= after_us
 
+    def due_us(self, reask_ms: int) -> int:
+        """When the clock alone has something done for it, if no answer is awaited: at once where it
+        is held back, never where it has an offer."""
+        if self.stage is Stage.PASSED:
+            return self.asked_us + 1_000 * reask_ms
+        return 0 if self.stage in HELD else NEVER_US
+
     def told(self, page_size: int) -> tuple[int, int]:
         """Tokens that were restored for it, and how many of them out of others' pools."""
         return self.restored, min(self.restored, self.peers * page_size)
 
     def __repr__(self) -> str:
         return f"<Entry {self.rid} {self.stage.value}, {self.request!r}>"
+
+
+def due_us(entries: Iterable[Entry], reask_ms: int) -> int:
+    """When the clock alone has something done for any of them."""
+    return min((entry.due_us(reask_ms) for entry in entries), default=NEVER_US)
 
 
 class Around(Protocol):

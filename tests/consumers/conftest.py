@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.consumers.environment import build
-from tests.integration.daemon.listening import free_ports
 from tests.integration.daemon.support import DaemonProcess
+from tests.ports import free_ports
 
 PORTS = 16
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.consumers.programs import Indexer
-from tests.integration.daemon.listening import free_ports, streams
+from tests.integration.daemon.listening import streams
 from tests.integration.daemon.support import wait_until
+from tests.ports import free_ports
 from tests.sglang.conftest import models, nursery
 from tests.sglang.engines import Nursery
 from tests.sglang.environments import VERSIONS, ready

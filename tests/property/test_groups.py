@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from typing import Literal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def run(seed: int, ranks: int, modes: tuple[Mode, Mode], pace: Pace) -> World:
     return world
 
 
+@pytest.mark.timeout(600)
 @given(
     seed=st.integers(0, 1 << 32),
     ranks=st.integers(2, 4),

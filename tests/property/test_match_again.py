@@ -102,6 +102,7 @@ class Half:
             self.schedulers[at] = self.register(at)
 
 
+@pytest.mark.timeout(600)
 @settings(deadline=None)
 @given(seed=st.integers(0, 1 << 32), bytes_max=st.sampled_from((0, 40, 1 << 20)))
 def test_a_prompt_that_is_matched_again_is_as_one_that_is_compared(

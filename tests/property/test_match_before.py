@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def facts(twin: Twin) -> tuple[object, ...]:
     return twin.mirror.totals, sorted(twin.free), twin.mirror.check()
 
 
+@pytest.mark.timeout(600)
 @settings(deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_match_that_goes_on_from_the_last_one_is_as_one_from_the_root(seed: int) -> None:

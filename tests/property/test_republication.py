@@ -3,14 +3,17 @@
 Strategy: a scheduler without a daemon serves prompts that share beginnings, in a pool so small that
 it evicts. Its daemon comes back and its requests go on: they find, publish, evict and flush between
 any two steps of the republication, of which each is cut off after a drawn number of reports, in the
-middle of a path or of the slots that are passed over. The daemon refuses what it does not
-understand, which loses it again; so it must not be lost, and page by page both trees must be the
-same at the end. Every step of either side is followed by its own walk over all invariants.
+middle of a path or of the slots that are passed over, or because a look for answers or the making
+of a path took its time, as drawn; so is how often answers are looked for. The daemon refuses what
+it does not understand, which loses it again; so it must not be lost, and page by page both trees
+must be the same at the end. Every step of either side is followed by its own walk over all
+invariants.
 """
 
 from __future__ import annotations
 
 import random
+from typing import Any
 from unittest.mock import patch
 
 from hypothesis import given, settings
@@ -20,7 +23,8 @@ from directory.core.events import Insert, Mode
 from directory.core.ids import Place
 from directory.core.tree import Tree
 from scheduler_shim.own_tree import MirroredTree
-from scheduler_shim.republish import BATCH_US_MIN, SLOTS_A_LOOK, Republisher
+from scheduler_shim.republish import HEAR_AT, SLOTS_A_LOOK, STEP_US_MIN, Republisher
+from scheduler_shim.way import Way
 from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, Node, tokens
 
 PAGES = 3 * SLOTS_A_LOOK
@@ -92,7 +96,7 @@ class Story:
             self.steps += 1
             assert self.steps < 5_000, "it comes to an end while requests go on"
             self.cut = draw.randrange(1, 6)
-            daemon.clock_us += draw.choice((BATCH_US_MIN, 5_000))
+            daemon.clock_us += draw.choice((STEP_US_MIN, 5_000))
             if draw.random() < traffic:
                 if draw.random() < 0.05:
                     node.scheduler.flush()
@@ -128,9 +132,25 @@ def test_the_daemon_knows_page_by_page_what_the_mirror_has(seed: int, mode: Mode
 
     def cut_off(self: Republisher, report: Insert, fresh: int) -> None:
         say(self, report, fresh)
-        story.daemon.clock_us += BATCH_US_MIN // story.cut
+        story.daemon.clock_us += STEP_US_MIN // story.cut
 
-    with patch.object(Republisher, "_say", cut_off):
+    def slow(what: type[object], name: str) -> Any:
+        """Now and then it takes the time of a step."""
+        done = getattr(what, name)
+
+        def slowly(*arguments: object) -> object:
+            story.daemon.clock_us += story.draw.choice((0, 0, STEP_US_MIN))
+            return done(*arguments)
+
+        return patch.object(what, name, slowly)
+
+    hear_at = story.draw.randrange(1, HEAR_AT + 1)
+    with (
+        patch.object(Republisher, "_say", cut_off),
+        slow(Republisher, "take"),
+        slow(Way, "__init__"),
+        patch("scheduler_shim.republish.HEAR_AT", hear_at),
+    ):
         try:
             story.run()
         finally:

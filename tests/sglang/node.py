@@ -86,7 +86,7 @@ class Node:
 
     def report(self) -> AdminReport:
         """Its own account of itself, with all invariants checked."""
-        return ask(self.daemon.runtime_dir, 20.0)
+        return ask(self.daemon.runtime_dir, 60.0)
 
     def counter(self, name: str) -> int:
         """One of its counters."""

@@ -30,7 +30,7 @@ class LoggingNode(Node):
 
     def stats(self) -> StatsReport:
         """Its figures."""
-        with Asking(self.daemon.runtime_dir, 20.0, "test") as daemon:
+        with Asking(self.daemon.runtime_dir, 60.0, "test") as daemon:
             return daemon.ask(AdminStats(), StatsReport)
 
 

@@ -16,8 +16,9 @@ import pytest
 from directory.cli.asking import Asking
 from directory.core.tokens import pack_tokens
 from directory.protocol.admin import AdminExplain, ExplainReport
-from tests.integration.daemon.listening import Listener, free_ports, streams
+from tests.integration.daemon.listening import Listener, streams
 from tests.integration.daemon.support import DaemonProcess, wait_until
+from tests.ports import free_ports
 from tests.property.test_kv_events import hash_chain
 from tests.sglang import model
 from tests.sglang.engines import Engine, Nursery
@@ -53,7 +54,7 @@ class TellingNode(Node):
 
     def held(self, name: str, tokens: list[int]) -> Held:
         """What the daemon says of a prompt's whole pages, as seen from an engine."""
-        with Asking(self.daemon.runtime_dir, 20.0, "test") as daemon:
+        with Asking(self.daemon.runtime_dir, 60.0, "test") as daemon:
             # One token more than what is asked about: the last one is always computed.
             question = AdminExplain(pack_tokens([*tokens, 0]), instance=name)
             report = daemon.ask(question, ExplainReport)

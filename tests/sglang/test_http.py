@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -17,6 +16,7 @@ import pytest
 
 from directory.cli.sglang_env import CPU_ENVIRONMENT, FLAGS_VARIABLE
 from directory.protocol.variables import PREFIX
+from tests.ports import free_ports
 from tests.sglang import model
 from tests.sglang.engines import ARGUMENTS, END_S, Nursery, environ_of, session_of
 from tests.sglang.environments import ROOT, python_of
@@ -42,7 +42,7 @@ class Process:
     def __init__(
         self, node: Node, name: str, command: list[str], environ: Mapping[str, str]
     ) -> None:
-        self.port = _free_port()
+        self.port = free_ports(1)
         self.log_path = node.folder / f"{name}.log"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -136,7 +136,7 @@ class Router(Process):
         urls = [f"http://127.0.0.1:{server.port}" for server in servers]
         command = [str(python_of(VERSION)), "-m", "tests.sglang.tied",
                    "sglang_router.launch_router", "--worker-urls", *urls, "--host", "127.0.0.1",
-                   "--policy", "round_robin", "--prometheus-port", str(_free_port())]  # fmt: skip
+                   "--policy", "round_robin", "--prometheus-port", str(free_ports(1))]  # fmt: skip
         super().__init__(node, "router", command, environ_of(VERSION))
 
     def __enter__(self) -> Self:
@@ -177,14 +177,6 @@ def _ask(request: urllib.request.Request) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-        assert isinstance(port, int)
-        return port
 
 
 @pytest.fixture(scope="module")

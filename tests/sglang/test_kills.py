@@ -56,7 +56,7 @@ def assert_they_share(node: Node, engines: list[Engine], oracle: Oracle, first_s
         assert hit.tokens == cold
         return hit.cached == floor(200, PAGE)
 
-    until(look, 60)
+    until(look, 180)
 
 
 @every_mode

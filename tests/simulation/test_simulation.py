@@ -89,6 +89,7 @@ def pinned(seed: int, **pins: object) -> Options:
     return msgspec.structs.replace(draw(seed), **pins)
 
 
+@pytest.mark.timeout(600)
 def test_groups_of_ranks_restore_and_every_rank_is_told_the_same() -> None:
     copied: dict[str, int] = {}
     ranks = 0
@@ -107,6 +108,7 @@ def test_groups_of_ranks_restore_and_every_rank_is_told_the_same() -> None:
     assert ranks >= 8
 
 
+@pytest.mark.timeout(600)
 def test_answers_that_a_limit_drops_are_said_to_be_gone_and_their_leases_fall() -> None:
     gone = fallen = 0
     for seed in range(40):

@@ -9,6 +9,7 @@ A frame is its length (u32, little-endian) and its bytes.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import sys
@@ -38,6 +39,8 @@ class FrameLane:
         self._sock = sock
         self._send = sock.send
         self._receive_into = sock.recv_into
+        self._look = select.poll()  # cheaper than a read that finds nothing
+        self._look.register(sock, select.POLLIN)
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
         self.more = False
@@ -68,6 +71,11 @@ class FrameLane:
     def want_write(self) -> bool:
         """Whether to poll for writing, too, and call `flush` when it is possible."""
         return bool(self._unsent)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a frame is held, or was and could not be sent."""
+        return bool(self._held) or self.held_lost > 0
 
     def hold(self, frame: bytes) -> bool:
         """Send together with what comes next; False where it cannot be sent.
@@ -124,6 +132,12 @@ class FrameLane:
             self._unsent.append(memoryview(data)[sent:])
             self._unsent_bytes += len(data) - sent
         return True
+
+    def silent(self) -> bool:
+        """Whether nothing is left to send or to hand out, and nothing has come: one system call."""
+        if self._held or self._unsent or self._filled or self.more:
+            return False
+        return not self._look.poll(0)
 
     def flush(self) -> bool:
         """Send what is queued as far as the peer takes it; say whether all is gone."""

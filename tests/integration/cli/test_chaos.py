@@ -6,6 +6,7 @@ a test may take; it comes early in a run, because it mostly waits.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ SECONDS = 120
 
 @pytest.mark.timeout(400)
 def test_chaos_of_every_kind_costs_no_request_no_page_and_no_memory(tmp_path: Path) -> None:
+    kept = _kept_folders()
     result = treecored(
         tmp_path / "tmp", "chaos", "--seconds", SECONDS, "--every", 2, "--json", timeout_s=390
     )
@@ -39,19 +41,27 @@ def test_chaos_of_every_kind_costs_no_request_no_page_and_no_memory(tmp_path: Pa
     assert report["host_pages_recovered"] > 0, "the last daemon found a warm host tier"
     assert report["shared_memory_bytes"][0] == report["shared_memory_bytes"][1] > 0
     assert report["descriptors_before"] == report["descriptors_after"]
-    assert not _kept_folders(), "a host tier was left behind"
+    assert _kept_folders() <= kept, "a host tier was left behind"
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", ["scheduler-kill", "session-cut", "mover-kill"])
 def test_one_kind_alone_is_survived_as_often_as_it_comes(tmp_path: Path, kind: str) -> None:
-    chosen = ("--seconds", 6, "--every", 0.5, "--schedulers", 2, "--fault", kind)
-    result = treecored(tmp_path / "tmp", "chaos", *chosen, "--json", timeout_s=190)
-    assert result.status == 0, result.stderr
-    (fault,) = result.report["faults"]
+    report = run_of(kind, 6, tmp_path)
+    if report["faults"][0]["injected"] < 2:  # a busy machine needs longer for two of them
+        report = run_of(kind, 30, tmp_path)
+    (fault,) = report["faults"]
     assert fault["injected"] >= 2
     assert 0 < fault["median_s"] <= fault["longest_s"]
-    assert result.report["daemon_boots"] == 1
+    assert report["daemon_boots"] == 1
+
+
+def run_of(kind: str, seconds: float, tmp_path: Path) -> dict[str, Any]:
+    """What came of faults of one kind."""
+    chosen = ("--seconds", seconds, "--every", 0.5, "--schedulers", 2, "--fault", kind)
+    result = treecored(tmp_path / "tmp", "chaos", *chosen, "--json", timeout_s=190)
+    assert result.status == 0, result.stderr
+    return result.report
 
 
 def test_the_table_names_every_fault_and_the_verdict(tmp_path: Path) -> None:
@@ -68,12 +78,12 @@ def test_a_trace_that_is_none_is_bad_input(tmp_path: Path) -> None:
     assert "none.jsonl" in result.stderr
 
 
-def _kept_folders() -> list[str]:
+def _kept_folders() -> set[str]:
     folder = SHARED_MEMORY / f"treecored-{os.getuid()}"
     names = os.listdir(folder) if folder.is_dir() else []
     # Other runs beside this one have theirs; those whose process is gone are nobody's.
-    return [
+    return {
         name
         for name in names
         if name.startswith("run-") and not Path(f"/proc/{name.split('-')[1]}").exists()
-    ]
+    }

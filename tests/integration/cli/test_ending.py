@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.heeding import heeding
 from tests.integration.cli.support import COMMAND, chats, environment, write_trace
+from tests.integration.daemon.support import wait_until
 
 SCHEDULERS = 2
 
@@ -19,23 +21,29 @@ SCHEDULERS = 2
 def endless_replay(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """A replay that has started its daemon and workers; with it a pidfd of each of them."""
     trace = write_trace(tmp_path / "trace.jsonl", chats(20_000, seed=1, block_tokens=512))
-    process = subprocess.Popen(
-        [*COMMAND, "replay", str(trace), "--json", "--schedulers", str(SCHEDULERS)],
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    with heeding(signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(
+            [*COMMAND, "replay", str(trace), "--json", "--schedulers", str(SCHEDULERS)],
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
     with ExitStack() as stack:
         stack.callback(process.communicate)
         stack.callback(process.kill)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while len(found := children.read_text().split()) < 1 + SCHEDULERS:
-            # Nothing announces a grandchild; the test's own timeout is the limit.
-            os.sched_yield()
+        # Nothing announces a grandchild.
+        found = wait_until(lambda: started(children))
         pidfds = [os.pidfd_open(int(pid)) for pid in found]
         for pidfd in pidfds:
             stack.callback(os.close, pidfd)
         yield process, pidfds
+
+
+def started(children: Path) -> list[str]:
+    """The daemon and the workers, in this order, once all are there."""
+    found = children.read_text().split()
+    return found if len(found) == 1 + SCHEDULERS else []
 
 
 def ended(pidfds: list[int]) -> bool:

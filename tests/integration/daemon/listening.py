@@ -6,8 +6,6 @@ Owns its sockets. It knows the format and nothing of the publisher.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,27 +17,6 @@ import zmq
 from tests.integration.daemon.support import DEADLINE_S, DaemonProcess, wait_until
 
 Blocks = dict[int, set[str]]
-
-
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody has at this moment.
-
-    Each process looks from another place on, so that tests that run at once do not meet.
-    """
-    first = 20_000 + os.getpid() * 64 % 8_000
-    for base in range(first, first + 4_000, count):
-        taken: list[socket.socket] = []
-        try:
-            for port in range(base, base + count):
-                taken.append(socket.socket())
-                taken[-1].bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        finally:
-            for one in taken:
-                one.close()
-        return base
-    raise AssertionError("no ports are free")
 
 
 def streams(daemon: DaemonProcess, *instances: str) -> dict[str, dict[str, str]]:
@@ -101,22 +78,7 @@ class Listener:
 
     def ask(self, first: int, *, frames: int = 4) -> list[tuple[int, list[Any]]]:
         """What is replayed from a sequence on; each reply has so many frames."""
-        asker = self.context.socket(zmq.DEALER)
-        asker.setsockopt(zmq.LINGER, 0)
-        asker.connect(self.stream["replay"])
-        asker.send_multipart([b"", first.to_bytes(8, "big")])
-        found: list[tuple[int, list[Any]]] = []
-        with asker:
-            while True:
-                assert asker.poll(int(DEADLINE_S * 1000)), "the replay has no end"
-                reply = asker.recv_multipart()
-                assert len(reply) == frames
-                assert reply[0] == b""
-                sequence, payload = reply[-2:]
-                if sequence == b"\xff" * 8:
-                    assert payload == b""
-                    return found
-                found.append((int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload)))
+        return replayed(self.context, self.stream, first, frames=frames)
 
     def close(self) -> None:
         """Leave."""
@@ -127,6 +89,38 @@ class Listener:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def replayed(
+    context: zmq.Context[zmq.Socket[bytes]], stream: dict[str, str], first: int, *, frames: int = 4
+) -> list[tuple[int, list[Any]]]:
+    """What a stream replays from a sequence on; each reply has so many frames."""
+    asker = context.socket(zmq.DEALER)
+    asker.setsockopt(zmq.LINGER, 0)
+    asker.connect(stream["replay"])
+    asker.send_multipart([b"", first.to_bytes(8, "big")])
+    found: list[tuple[int, list[Any]]] = []
+    with asker:
+        while True:
+            assert asker.poll(int(DEADLINE_S * 1000)), "the replay has no end"
+            reply = asker.recv_multipart()
+            assert len(reply) == frames
+            assert reply[0] == b""
+            sequence, payload = reply[-2:]
+            if sequence == b"\xff" * 8:
+                assert payload == b""
+                return found
+            found.append((int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload)))
+
+
+def published(stream: dict[str, str]) -> Blocks:
+    """What a stream would tell who asks for all of it, asked without subscribing. Whatever came to
+    this has been published before."""
+    blocks: Blocks = {}
+    with zmq.Context() as context:
+        for _, batch in replayed(context, stream, 0):
+            take(blocks, batch)
+    return blocks
 
 
 def take(blocks: Blocks, batch: list[Any], *, told: bool = True) -> None:

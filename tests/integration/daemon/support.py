@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from directory.core.actions import Counters
+from directory.core.errors import InstanceLive
 from directory.core.events import Body, Insert, Match, Mode, Restore, Stats
 from directory.core.namespace import NamespaceKey
 from directory.protocol.codec import decode_reply, decode_session_reply, encode
@@ -33,6 +34,7 @@ from directory.protocol.messages import (
     Register,
     Registered,
     ReplyEnvelope,
+    SessionRefused,
     SessionReply,
     SessionRequest,
     Welcome,
@@ -43,7 +45,9 @@ from transfer.ipc.sync import TimelineTable, WordTable
 from transfer.layout import PoolLayout, mha_layer_first
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+"""For all that takes moments on a quiet machine and is not what a test is about."""
+LOOK_EVERY_S = 0.001
 PAGE_SIZE = 4
 T = TypeVar("T")
 
@@ -93,6 +97,13 @@ class DaemonProcess:
         """Everything it has logged."""
         return self.stderr_path.read_text(encoding="utf-8", errors="replace")
 
+    def wait_for_mover(self, number: int) -> None:
+        """Wait until the mover of that number, counted from 1, serves.
+
+        A copy waits a few seconds for one, and a busy machine may need more to start it.
+        """
+        wait_until(lambda: self.log().count("mover ready") >= number)
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Signal it and wait for its end."""
         self.process.send_signal(how)
@@ -116,7 +127,7 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
+                self.process.wait(DEADLINE_S)
         self.kill()
 
 
@@ -242,14 +253,10 @@ class RawClient:
         layers: int = 2,
     ) -> None:
         self.pool_memory = Pool(page_count, layers)
-        self.session = SessionClient(runtime_dir)
-        welcome = self.session.hello()
-        assert isinstance(welcome, Welcome), welcome
-        self.epoch = welcome.epoch
         self.instance = instance
-        registered = self.session.call(
-            self.pool_memory.register(instance, mode, world_size, rank), self.pool_memory.fds
-        )
+        message = self.pool_memory.register(instance, mode, world_size, rank)
+        # A daemon learns of an end a moment later, and may hear who comes after it before.
+        registered = wait_until(lambda: self._register(runtime_dir, message))
         assert isinstance(registered, Registered), registered
         self.registered = registered
         self.pool, self.generation = registered.pool, registered.generation
@@ -260,6 +267,18 @@ class RawClient:
         self.dealers: list[zmq.Socket[bytes]] = []  # keeps replaced ones until they are closed
         self.dealer = self.connect()
         assert type(self.ask(Attach(self.pool, registered.secret), seq=0)).__name__ == "Attached"
+
+    def _register(self, runtime_dir: Path, message: Register) -> SessionReply | None:
+        """Open a session and register; None while the instance's last session is not over."""
+        self.session = SessionClient(runtime_dir)
+        welcome = self.session.hello()
+        assert isinstance(welcome, Welcome), welcome
+        self.epoch = welcome.epoch
+        reply = self.session.call(message, self.pool_memory.fds)
+        if isinstance(reply, SessionRefused) and reply.code == InstanceLive.code:
+            self.session.close()
+            return None
+        return reply
 
     def connect(self) -> "zmq.Socket[bytes]":
         """A new DEALER at the daemon's endpoint; closed with the client."""
@@ -349,8 +368,12 @@ def packed(numbers: Sequence[int]) -> bytes:
 
 
 def wait_until(look: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
-    """Look again and again until the result is true; each look is a round trip or a system call."""
+    """Look again and again until the result is true.
+
+    What is waited for may need the processor that this would take with looking.
+    """
     give_up = time.monotonic() + deadline_s
     while not (found := look()):
         assert time.monotonic() < give_up, "it did not come to pass"
+        time.sleep(LOOK_EVERY_S)
     return found

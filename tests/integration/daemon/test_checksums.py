@@ -117,5 +117,5 @@ def test_a_boot_without_checksums_leaves_none_that_could_be_wrong_later(
 
 def test_a_scrubber_without_checksums_is_refused_in_words(tmp_path: Path) -> None:
     with DaemonProcess(tmp_path / "rt", "--host-scrub", "1MiB", wait=False) as daemon:
-        assert daemon.process.wait(20) == 2
+        assert daemon.process.wait(60) == 2
         assert "host_checksums" in daemon.log()

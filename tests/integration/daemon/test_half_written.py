@@ -98,7 +98,7 @@ def test_a_daemon_that_is_killed_again_and_again_leaks_no_shared_memory_f88(
             assert tier, "the host tier is shared with the mover"
             if kill == 0:
                 with DaemonProcess(folder, wait=False) as second:
-                    assert second.process.wait(20) == 1, "no second one beside it"
+                    assert second.process.wait(60) == 1, "no second one beside it"
             mapped.append(len(tier))
             daemon.kill()
             wait_until(partial(nobody_holds, tier))

@@ -13,12 +13,13 @@ import pytest
 from directory.core.events import Evicted, Flush
 from tests.integration.daemon.listening import (
     Listener,
-    free_ports,
     get,
+    published,
     publisher_of,
     streams,
 )
 from tests.integration.daemon.support import PAGE_SIZE, DaemonProcess, RawClient, wait_until
+from tests.ports import free_ports
 from tests.property.test_kv_events import hash_chain
 
 
@@ -79,8 +80,10 @@ def test_who_comes_late_is_told_everything_and_who_was_there_is_not_cleared(
     with RawClient(telling.runtime_dir, "a") as a:
         publish(a, range(8), [0, 1])
         where = streams(telling, "a")
+        # A stream begins with a clear, which is to be over before anybody comes.
+        wait_until(lambda: published(where["a"]) == all_of_it)
         with Listener(where["a"]) as early:
-            early.until(lambda blocks: blocks == all_of_it)
+            early.until(lambda blocks: early.told and blocks == all_of_it)
             known = len(early.batches)
             with Listener(where["a"]) as late:
                 late.until(lambda blocks: blocks == all_of_it)
@@ -123,7 +126,8 @@ def test_a_scheduler_that_dies_leaves_nothing_on_its_stream_and_comes_back_to_it
         wait_until(lambda: a.stats().get("backup_ok"))
         where = streams(telling, "a")
     with Listener(where["a"]) as listener:
-        assert listener.hear()[1] == [{"type": "AllBlocksCleared"}]
+        # It may have come before the publisher knew of the end.
+        listener.until(lambda blocks: listener.told and not blocks)
         with RawClient(telling.runtime_dir, "a"):
             # What is left at the host can be loaded by it again.
             listener.until(lambda blocks: set(blocks) == set(hashes(range(8))))
@@ -160,19 +164,13 @@ def test_a_stopped_publisher_does_not_keep_a_client_waiting(telling: DaemonProce
             listener.until(lambda blocks: len(blocks) == 60)
 
 
-def ignores(pid: int, number: signal.Signals) -> bool:
-    """Whether a process ignores a signal."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    return bool(int(fields["SigIgn"], 16) & 1 << (number - 1))
-
-
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_daemon_that_ends_takes_its_publisher_along(
     telling: DaemonProcess, stopped: bool
 ) -> None:
     pid = publisher_of(telling)
-    wait_until(lambda: ignores(pid, signal.SIGTERM))  # which it does once it is tied to its daemon
+    with RawClient(telling.runtime_dir, "a"):
+        streams(telling, "a")  # who publishes is tied to its daemon by then
     if stopped:  # it cannot notice anything itself
         os.kill(pid, signal.SIGSTOP)
     telling.kill()
@@ -230,7 +228,7 @@ def test_the_old_form_is_arrays_and_three_frames(tmp_path: Path, base: int) -> N
     flags = ["--kv-events", f"tcp://127.0.0.1:{base}", "--kv-events-form", "array"]
     with DaemonProcess(tmp_path / "rt", *flags) as daemon, RawClient(daemon.runtime_dir, "a") as a:
         publish(a, range(8), [0, 1])
-        wait_until(lambda: a.stats().get("backup_ok") == 1)
+        wait_until(lambda: a.stats().get("backup_ok"))
         with Listener(streams(daemon, "a")["a"]) as listener:
             ((_, batch),) = wait_until(
                 lambda: [r for r in listener.ask(0, frames=3) if len(r[1][1]) == 3]
@@ -254,7 +252,7 @@ def test_the_union_names_who_has_what(tmp_path: Path, base: int) -> None:
     ):
         publish(a, range(8), [0, 1])
         publish(b, range(4), [0])
-        wait_until(lambda: a.stats().get("backup_ok") == 1)
+        wait_until(lambda: a.stats().get("backup_ok"))
         latest: dict[int, str] = {}
         first, second = hashes(range(8))
         want = {first: "a:GPU b:GPU host:CPU_PINNED", second: "a:GPU host:CPU_PINNED"}
@@ -287,5 +285,5 @@ def test_ports_of_the_first_stream_that_are_taken_stop_the_start(tmp_path: Path,
             tmp_path / "rt", "--kv-events", f"tcp://127.0.0.1:{base}", wait=False
         ) as daemon,
     ):
-        assert daemon.process.wait(20) == 1
+        assert daemon.process.wait(60) == 1
         assert f"kv_events: tcp://127.0.0.1:{base + 2} cannot be had" in daemon.log()

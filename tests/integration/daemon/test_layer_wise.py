@@ -95,6 +95,7 @@ def test_a_mover_that_dies_loses_the_load_and_whoever_waits_learns_it(
         assert not landing.take_answer(landed=False, detail=answer.detail)
         waiting.join(DEADLINE_S)
         assert len(lost) == 1
+        daemon.wait_for_mover(2)
         again = landings.begin(LAYERS)
         assert again is not None
         seq = ask(b, tokens, [7, 8], again, b.pool_memory.now())

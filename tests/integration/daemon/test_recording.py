@@ -18,12 +18,15 @@ from directory.core.tokens import pack_tokens
 from directory.protocol.admin import AdminStats, StatsReport
 from directory.protocol.ended import Ended
 from scheduler_shim.client import DaemonClient
+from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import Finished
 from tests.integration.daemon.support import DEADLINE_S, DaemonProcess, RawClient, wait_until
 
 PAGE = 16
+PATIENT = Deadlines(call_ms=30_000)
+"""An unanswered question would be a miss, and the log would rightly say so."""
 
 
 class Node:
@@ -31,7 +34,9 @@ class Node:
 
     def __init__(self, runtime_dir: Path, instance: str, mode: Mode = "mirrored") -> None:
         self.pool = SharedPool(page_size=PAGE, page_count=16, bytes_per_token=64)
-        client = DaemonClient.connect(runtime_dir, self.pool, instance=instance, mode=mode)
+        client = DaemonClient.connect(
+            runtime_dir, self.pool, instance=instance, mode=mode, deadlines=PATIENT
+        )
         self.scheduler = ReferenceScheduler(
             self.pool, client, instance=instance, thin=mode == "thin"
         )

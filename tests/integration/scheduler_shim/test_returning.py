@@ -1,6 +1,5 @@
 """Schedulers whose real daemon is killed or stopped, and the next one that they find."""
 
-import os
 import signal
 import socket
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from directory.cli.check import ask
 from directory.core.actions import Counters
 from directory.core.events import Flush, Mode, Stats
 from directory.core.tokens import pack_tokens
@@ -22,12 +22,16 @@ from scheduler_shim.link import ZmqLink
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.worker_messages import Finished
+from tests.descriptors import open_descriptors
 from tests.integration.daemon.support import DaemonProcess, wait_until
 from transfer.ipc.lane import FrameLane
 
 PAGE_SIZE = 16
-QUICK = Deadlines(call_ms=500, restore_ms=2_000, connect_ms=20_000, misses_max=2)
-GIVE_UP_S = 40.0
+PATIENT = Deadlines(call_ms=30_000, restore_ms=30_000, connect_ms=60_000)
+"""A daemon that ends is noticed at once; one that only takes its time is to be waited for."""
+TICK_S_MAX = 2.0
+"""Far from any deadline: whoever waits for a daemon in a tick waits for one of those."""
+GIVE_UP_S = 60.0
 
 
 class Node:
@@ -36,14 +40,14 @@ class Node:
     def __init__(self, runtime_dir: Path, instance: str, mode: Mode) -> None:
         self.pool = SharedPool(page_size=PAGE_SIZE, page_count=32, bytes_per_token=256)
         client = DaemonClient.connect(
-            runtime_dir, self.pool, instance=instance, mode=mode, deadlines=QUICK
+            runtime_dir, self.pool, instance=instance, mode=mode, deadlines=PATIENT
         )
         self.scheduler = ReferenceScheduler(
             self.pool,
             client,
             instance=instance,
             thin=mode == "thin",
-            dial=DaemonDial(runtime_dir, self.pool, instance=instance, deadlines=QUICK),
+            dial=DaemonDial(runtime_dir, self.pool, instance=instance, deadlines=PATIENT),
         )
         self.longest_tick_s = 0.0
 
@@ -73,7 +77,7 @@ class Node:
 
     def violations(self) -> list[str]:
         assert self.scheduler.client is not None
-        reply = self.scheduler.client.call(Stats(check=True), 10_000)
+        reply = self.scheduler.client.call(Stats(check=True), 30_000)
         assert isinstance(reply, Counters)
         return [*reply.violations, *self.scheduler.check()]
 
@@ -136,7 +140,7 @@ def test_a_daemon_that_stands_still_blocks_no_tick_of_a_scheduler_on_its_way_bac
             while time.monotonic() < give_up:  # it connects, and says Hello to nobody
                 node.tick()
             assert node.serve(2, 1, 2, 3).own_pages == 2
-            assert node.longest_tick_s < 0.5
+            assert node.longest_tick_s < TICK_S_MAX
         finally:
             daemon.process.send_signal(signal.SIGCONT)
         node.until(alone=False)
@@ -173,14 +177,14 @@ def test_no_step_of_the_way_back_makes_two_things(
             if made:
                 steps.append(tuple(made))
         assert steps == [("make_arena False",), ("make_link",)]
-        assert isinstance(client.call(Stats(), 10_000), Counters)
+        assert isinstance(client.call(Stats(), 30_000), Counters)
         # ZeroMQ's part, with its threads, is made only when the lane ends.
         link = client._link
         assert isinstance(link, LaneLink)
         assert link._lane is not None
         made.clear()
         link._lane._sock.shutdown(socket.SHUT_RDWR)
-        assert isinstance(client.call(Stats(), 10_000), Counters)
+        assert isinstance(client.call(Stats(), 30_000), Counters)
         assert made == ["connect"]
         assert client.counters["lanes_ended"] == 1
         client.close()
@@ -209,12 +213,13 @@ def test_what_is_held_goes_in_one_piece_and_a_try_that_is_given_up_leaves_nothin
         wait_until(lambda: not client.poll() and not client.open_count)
         assert not client.refused
         client.close()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         for steps in range(12):
+            wait_until(lambda: not ask(daemon.runtime_dir, GIVE_UP_S).pools)
             attempt = DaemonDial(daemon.runtime_dir, pool, instance="a").begin("mirrored")
             for _ in range(steps):
                 attempt.step()
                 time.sleep(0.05)
             attempt.close()
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert open_descriptors() == before
     pool.close()

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from directory.cli.check import ask
 from directory.core.actions import Counters
 from directory.core.events import Stats
+from directory.core.limits import FENCE_DEADLINE_MS
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.dial import DaemonDial
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.reference_scheduler import ReferenceScheduler
 from scheduler_shim.staging import HostPacker
 from scheduler_shim.worker_messages import Cut, Prompt
-from tests.integration.daemon.support import DaemonProcess
+from tests.integration.daemon.support import DEADLINE_S, DaemonProcess, wait_until
 from tests.integration.scheduler_shim.test_worker import BLOCK, WorkerProcess
 from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.stage_ring import StageRequest, StageRing, wake
@@ -117,10 +119,12 @@ def test_a_worker_that_dies_or_stops_holds_nobody_up(
             1000, blocks=array("I", range(301, 306)).tobytes(), block_tokens=BLOCK, length=5 * BLOCK
         )
     )
-    began = time.monotonic()
+    slowest_s = 0.0
     for number in range(PATHS):
+        began = time.monotonic()
         serve(right, 100 + number, number + PATHS)
-    assert time.monotonic() - began < 5
+        slowest_s = max(slowest_s, time.monotonic() - began)
+    assert slowest_s < FENCE_DEADLINE_MS / 1_000, "what waits for the stopped one waits so long"
     os.kill(left.process.pid, signal.SIGKILL)
     left.process.wait()
     for number in range(PATHS):
@@ -158,8 +162,9 @@ def test_a_client_waits_for_its_pools_stager_before_it_tells_of_a_loss(
     assert first.before_loss == pool.settle
     ring = pool.fds[-2:]
     first.close()
+    wait_until(lambda: not ask(daemon.runtime_dir, DEADLINE_S).pools)
     attempt = DaemonDial(daemon.runtime_dir, pool, instance="a").begin("mirrored")
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + DEADLINE_S
     while (client := attempt.step()) is None:
         assert time.monotonic() < give_up
     assert client.before_loss == pool.settle
@@ -193,7 +198,7 @@ def test_a_registration_stays_though_the_stager_of_the_last_one_is_still_at_work
     client.lose("cut by the test")
 
     def ticks(until: Callable[[], object]) -> None:
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + DEADLINE_S
         while not until():
             assert time.monotonic() < give_up, repr(scheduler)
             scheduler.tick()
@@ -205,6 +210,8 @@ def test_a_registration_stays_though_the_stager_of_the_last_one_is_still_at_work
     assert isinstance(again.call(Stats(), 10_000), Counters)
     assert len(pool.fds) == len(pool.table_fds) + len(pool.layout.allocation_bytes), "no slab"
     assert len(scheduler.room.quarantined) == 2
+    again.before_loss()  # as for a restore of this registration that is lost: it does not wait
+    assert not again.lost
     go.set()
     ticks(lambda: not scheduler.room.quarantined)
     assert (scheduler.client, again.lost) == (again, "")

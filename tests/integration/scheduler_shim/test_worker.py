@@ -26,7 +26,7 @@ from scheduler_shim.worker_messages import (
 from tests.integration.daemon.support import ROOT, DaemonProcess
 from transfer.ipc.channel import FdChannel
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 BLOCK = 32
 
 

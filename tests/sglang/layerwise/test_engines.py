@@ -42,10 +42,20 @@ cells = pytest.mark.parametrize(
 )
 
 
-def start(node: Node, name: str, version: str, page_size: int, mode: Mode, **more: str) -> Engine:
-    """An engine that loads layer by layer."""
+def start(
+    node: Node,
+    name: str,
+    version: str,
+    page_size: int,
+    mode: Mode,
+    *,
+    overlap: bool = False,
+    **more: str,
+) -> Engine:
+    """An engine that loads layer by layer. `more`: treecored's settings."""
     environ = {**LAYERWISE, **more}
     given: dict[str, Any] = {"page_size": page_size, "max_total_tokens": POOL}
+    given["disable_overlap_schedule"] = not overlap
     return node.engine(name, version, mode, environ=environ, chunked_prefill_size=128, **given)
 
 

@@ -1,7 +1,6 @@
 """Links that cannot be made, because there are no descriptors: nothing half-made stays open."""
 
 import errno
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from scheduler_shim import lane_link
 from scheduler_shim.arena import TokenArena
 from scheduler_shim.lane_link import LaneLink, make_link, open_link
 from scheduler_shim.link import NoLink, ZmqLink
+from tests.descriptors import open_descriptors
 from transfer.ipc.channel import FdChannel
 from transfer.ipc.lane import FrameLane
 
@@ -39,10 +39,6 @@ def session(tmp_path: Path) -> Iterator[Session]:
     made.close()
 
 
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def no_more(*_: object, **__: object) -> Any:
     raise OSError(errno.EMFILE, "Too many open files")
 
@@ -55,23 +51,23 @@ def no_socket(*_: object, **__: object) -> Any:
 def test_a_dealer_that_cannot_be_made_leaves_nothing_open(
     session: Session, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    before = open_fds()
+    before = open_descriptors()
     link = ZmqLink(session.channel, session.endpoint, later=True)
     with monkeypatch.context() as patched:
         patched.setattr(zmq.Context if at == "socket" else zmq.Socket, at, no_socket)
         with pytest.raises(NoLink, match="Too many open files"):
             link.connect()
-    assert open_fds() == before
+    assert open_descriptors() == before
     link.connect()  # there is room again
     assert link.alive
     link.close()
-    assert open_fds() == before - 1
+    assert open_descriptors() == before - 1
 
 
 def test_a_lane_that_cannot_be_made_leaves_zeromq(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = open_fds()
+    before = open_descriptors()
     with monkeypatch.context() as patched:
         patched.setattr(FrameLane, "pair", no_more)
         link = make_link(session.channel, session.endpoint, TokenArena(MESSAGE_BYTES_MAX))
@@ -79,24 +75,24 @@ def test_a_lane_that_cannot_be_made_leaves_zeromq(
     assert "by ZeroMQ" in repr(link)
     assert link.arena is None
     link.close()
-    assert open_fds() == before - 1
+    assert open_descriptors() == before - 1
 
 
 def test_without_either_the_arena_is_given_back_and_the_session_is_the_callers(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = open_fds()
+    before = open_descriptors()
     monkeypatch.setattr(FrameLane, "pair", no_more)
     monkeypatch.setattr(zmq.Context, "socket", no_socket)
     with pytest.raises(NoLink):
         make_link(session.channel, session.endpoint, TokenArena(MESSAGE_BYTES_MAX))
-    assert open_fds() == before
+    assert open_descriptors() == before
     assert session.channel.fileno() >= 0
     monkeypatch.setattr(lane_link, "make_arena", lambda: TokenArena(MESSAGE_BYTES_MAX))
     with pytest.raises(NoLink):
         open_link(session.channel, session.endpoint, lane=True)
     assert session.channel.closed
-    assert open_fds() == before - 1
+    assert open_descriptors() == before - 1
 
 
 def test_a_lane_that_ends_where_no_dealer_can_be_made_is_a_lost_daemon(

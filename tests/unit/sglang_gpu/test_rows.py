@@ -7,15 +7,29 @@ import random
 import re
 import select
 import subprocess
+import sys
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.sglang_gpu import cache_cost, loaded, plot, rows, timeline, turns
-from benchmarks.sglang_gpu.cores import Cores, physical
-from benchmarks.sglang_gpu.ratios import ratio_of
+from benchmarks.sglang_gpu import (
+    busy_wait,
+    cache_cost,
+    gaps,
+    loaded,
+    plot,
+    quiet,
+    rows,
+    timeline,
+    turns,
+)
+from benchmarks.sglang_gpu.cores import Division, Seat, divided, measured, partner_of, physical
+from benchmarks.sglang_gpu.places import ROOT
+from benchmarks.sglang_gpu.ratios import paired, ratio_of
 from benchmarks.sglang_gpu.show import show
+from scheduler_shim.sglang.settings import Settings
 from tests.sglang import wire
 from transfer.ipc.marks import Marks
 
@@ -44,10 +58,67 @@ def test_columns_that_are_no_pairs_have_no_ratio() -> None:
 
 def test_only_columns_that_were_measured_are_judged_by_the_goal_of_their_length() -> None:
     column = {"own": [40.0] * 30, "peer": [45.0] * 30}
-    short, long = rows.judged(column, long=False), rows.judged(column, long=True)
+    short, long = rows.judged(column, 1, long=False), rows.judged(column, 1, long=True)
     assert list(short) == ["peer / own"]
     assert (short["peer / own"]["ok"], long["peer / own"]["ok"]) == (False, True)
     assert short["peer / own"]["pairs"] == 30
+
+
+def test_the_median_of_a_turn_counts_and_what_was_not_a_whole_turn_does_not() -> None:
+    assert rows.of_turns([1.0, 9.0, 2.0, 5.0, 4.0, 90.0, 7.0], 3) == [2.0, 5.0]
+    assert rows.of_turns([1.0, 9.0], 1) == [1.0, 9.0]
+    column = {"own": [40.0, 90.0, 40.0] * 30, "peer": [45.0, 45.0, 99.0] * 30}
+    found = rows.judged(column, 3, long=False)["peer / own"]
+    assert (found["ratio"], found["upper"], found["pairs"]) == (1.125, 1.125, 30)
+
+
+def test_moments_that_both_of_a_pair_have_had_do_not_widen_the_bound_of_their_ratio() -> None:
+    draw = random.Random(5)
+    moments = [draw.choice((40.0, 80.0)) for _ in range(40)]
+    theirs = [moment * draw.uniform(0.99, 1.01) for moment in moments]
+    ours = [1.05 * moment * draw.uniform(0.99, 1.01) for moment in moments]
+    found = paired(ours, theirs)
+    assert found.value == pytest.approx(1.05, abs=0.005)
+    assert found.upper < 1.056
+    assert ratio_of(ours, theirs).upper > found.upper
+    assert paired(ours, theirs[::-1]).upper > 1.1, "nothing cancels in what is no pair"
+    with pytest.raises(ValueError, match="no pairs"):
+        paired([1.0], [])
+
+
+def test_the_other_half_of_a_core_is_the_cpu_that_slows_it_twice() -> None:
+    def rate(cpu: int, other: int) -> float:
+        return {7: 0.6}.get(other, 1.0)
+
+    assert partner_of(3, [0, 1, 2, 7], rate) == 7
+    assert partner_of(3, [0, 1, 2], rate) is None
+    assert partner_of(3, [], rate) is None
+    once = iter([1.0, 0.5, 1.0, 1.0])
+    assert partner_of(3, [0, 1, 2], lambda *_: next(once)) is None, "it was a moment of its own"
+
+
+def test_a_real_cpu_has_a_rate_beside_a_busy_one() -> None:
+    before = os.sched_getaffinity(0)
+    cpus = sorted(before)
+    rate, end = measured()
+    try:
+        assert rate(cpus[0], cpus[-1]) > 0
+    finally:
+        end()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_seat_is_one_cpu_whose_other_half_nobody_has_and_no_two_shares_meet() -> None:
+    cores = [(2 * n, 2 * n + 1) for n in range(16)]
+    division = divided(cores, partner=20)
+    assert division is not None
+    shares = list(vars(division).values())
+    assert division.seat == {2}
+    assert all(len(share) >= 4 for share in shares[1:])
+    assert sum(map(len, shares)) == len(set().union(*shares)) == 30
+    assert not {3, 20} & set().union(*shares)
+    assert {0, 1} <= division.rest, "the first core has the interrupts"
+    assert divided(cores[:5]) is None
 
 
 def test_halves_of_a_core_go_together_and_neighbours_do_where_halves_are_hidden(
@@ -60,24 +131,51 @@ def test_halves_of_a_core_go_together_and_neighbours_do_where_halves_are_hidden(
     assert physical(range(5), tmp_path / "absent") == [(0, 1), (2, 3), (4,)]
 
 
-def test_every_engine_is_moved_to_cores_of_its_own_and_the_rest_is_everybody_elses() -> None:
+def test_a_schedulers_main_thread_has_the_seat_and_everything_else_runs_beside() -> None:
     each = sorted(os.sched_getaffinity(0))
     if len(each) < 2:
         pytest.skip("one core cannot be divided")
-    cores = Cores(1, [(cpu,) for cpu in each])
-    crowded = Cores(len(each) + 1, [(cpu,) for cpu in each])
-    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as rest:
+    seat, beside = frozenset({each[0]}), frozenset({each[1]})
+    program = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    command = [sys.executable, "-c", f"{program}; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
         try:
-            crowded.move(0, [one.pid])
-            assert os.sched_getaffinity(one.pid) == set(each), "fewer cores than shares"
-            cores.move(0, [one.pid])
-            cores.move(None, [rest.pid])
-            seen = os.sched_getaffinity(one.pid), os.sched_getaffinity(rest.pid)
+            assert one.stdout is not None
+            one.stdout.readline()
+            Seat(None).engine(one.pid, [one.pid])
+            assert os.sched_getaffinity(one.pid) == set(each), "it is not divided"
+            Seat(Division(seat, beside, beside, beside)).engine(one.pid, [one.pid])
+            tasks = {int(task.name) for task in Path(f"/proc/{one.pid}/task").iterdir()}
+            seen = {task: os.sched_getaffinity(task) for task in tasks}
         finally:
             one.kill()
-            rest.kill()
-    assert not seen[0] & seen[1]
-    assert seen[0] | seen[1] == set(each)
+    assert len(seen) == 2
+    assert seen.pop(one.pid) == seat
+    assert list(seen.values()) == [beside]
+
+
+def test_a_quiet_scheduler_says_who_it_is_and_has_its_collector_leave_alone_what_was_there(
+    tmp_path: Path,
+) -> None:
+    """In a process of its own, with a stand-in for SGLang's module."""
+    (tmp_path / "sglang/srt/managers").mkdir(parents=True)
+    (tmp_path / "sglang/srt/managers/scheduler.py").write_text(
+        "import gc\n"
+        "class Scheduler:\n"
+        "    def __init__(self, kept): self.kept = kept\n"
+        "def run_scheduler_process(kept):\n"
+        "    scheduler = Scheduler(kept)\n"
+        "    print(scheduler.kept, gc.get_freeze_count() > 0)\n"
+    )
+    program = "from benchmarks.sglang_gpu import quiet; quiet.run([1, 2])"
+    environ = {**os.environ, **quiet.environ(tmp_path / "pid"),
+               "PYTHONPATH": f"{tmp_path}:{ROOT}"}  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True
+    ) as one:
+        said = one.communicate(timeout=60)[0]
+    assert said == "[1, 2] True\n"
+    assert (tmp_path / "pid").read_text() == str(one.pid)
 
 
 def test_the_timeline_lays_the_marks_of_all_processes_beside_one_another(tmp_path: Path) -> None:
@@ -197,12 +295,60 @@ def test_conversations_grow_by_the_answer_and_go_to_the_same_replicas_for_every_
     assert found["failed"] == []
 
 
+class Overrun:
+    """An engine that answers nothing beside its decodes, which end after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.beside: list[str] = []
+        self._looks = looks
+        self._names = 0
+
+    def submit(self, tokens: list[int], new: int, *, stream: bool = False) -> str:
+        self._names += 1
+        name = f"{'decode' if stream else 'beside'}-{self._names}"
+        if not stream:
+            self.beside.append(name)
+        return name
+
+    def take_ended(self, names: Any) -> dict[str, wire.Report]:
+        self._looks -= 1
+        ended = [name for name in names if name.startswith("decode")] if self._looks <= 0 else []
+        return {name: self._output(name) for name in ended}
+
+    def collect(self, name: str, deadline_s: float) -> wire.Output:
+        return self._output(name)
+
+    def _output(self, name: str) -> wire.Output:
+        return wire.Output(name, [7] * 3, 16, {}, "length", (0.25, 0.5, 0.75))
+
+
+def test_no_more_than_so_many_prompts_are_open_beside_decodes() -> None:
+    decodes = gaps.Decodes(
+        streams=2, tokens=8, new=3, beside=8, kept=2, fresh=8, every_s=0.001, open_max=3
+    )
+    engine = Overrun(looks=60)
+    found = gaps._phase(engine, decodes, cycle([[1], [2]]), 1)  # type: ignore[arg-type]
+    assert len(engine.beside) == found["asked"] == 3
+    assert found["left_out"] > 0
+    assert (found["p50_ms"], found["gaps"], found["cached_tokens"]) == (250.0, 4, 48)
+
+
 def test_factors_are_better_above_one() -> None:
     def one(rate: float, ttft: float) -> dict[str, Any]:
         return {"requests_per_s": rate, "ttft_ms_mean": ttft}
 
-    rounds = {"treecored": [one(10, 50), one(12, 40)], "none": [one(5, 100), one(6, 120)]}
-    assert loaded.factors(rounds) == {"none": {"throughput": 2.0, "ttft": 2.5}}
+    rounds = {"adaptive": [one(10, 50), one(12, 40)], "none": [one(5, 100), one(6, 120)]}
+    assert loaded.factors(rounds, "adaptive") == {"none": {"throughput": 2.0, "ttft": 2.5}}
+    assert loaded.factors(rounds, "none") == {"adaptive": {"throughput": 0.5, "ttft": 0.417}}
+
+
+def test_a_wait_is_judged_by_the_rounds_of_both() -> None:
+    without = [{"ttft_ms_mean": ms, "requests_per_s": 10.0} for ms in (50.0, 90.0, 60.0)]
+    waiting = [{**one, "ttft_ms_mean": 0.8 * one["ttft_ms_mean"]} for one in without]
+    assert busy_wait.factors(without, waiting) == {
+        "ttft_ms_mean": {"ratio": 0.8, "upper": 0.8}, "requests_per_s": {"ratio": 1, "upper": 1},
+    }  # fmt: skip
+    assert busy_wait.WAITS_US[0] == Settings().busy_wait_us, "the default is one of the two"
 
 
 def test_the_headline_is_drawn_from_the_rows_that_are_there() -> None:

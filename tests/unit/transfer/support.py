@@ -1,6 +1,5 @@
 """What several tests of transfer need: small layouts, packed lists, pools of shared memory."""
 
-import os
 from array import array
 from collections.abc import Iterable
 
@@ -154,8 +153,3 @@ def small_tier(layout: PoolLayout, *, slots: int = 32, per_segment: int = 8) -> 
 def slot(index: int, per_segment: int = 8) -> int:
     """Slot id of the index-th page of a tier with so many pages a segment."""
     return (index // per_segment) << 16 | index % per_segment
-
-
-def open_fd_count() -> int:
-    """Descriptors that this process has open."""
-    return len(os.listdir("/proc/self/fd"))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from directory.core.errors import ImportFailed, LayoutError
-from tests.unit.transfer.support import open_fd_count
+from tests.descriptors import open_descriptors
 from transfer.host_tier import HostTierMemory, TierShape
 from transfer.ipc.memory import MappingBusy, SharedMemoryIPC
 
@@ -66,13 +66,13 @@ def test_segments_out_of_turn_or_too_small_are_refused_and_leave_nothing_open() 
     made = HostTierMemory.create(1000, 400)
     ipc = SharedMemoryIPC()
     opened = HostTierMemory(ipc, made.shape)
-    before = open_fd_count()
+    before = open_descriptors()
     with pytest.raises(ImportFailed, match="do not follow"):
         opened.open_segments(1, made.fds[1:])
     with pytest.raises(ImportFailed, match="200 bytes, 400 were announced"):
         opened.open_segments(0, [made.fds[0], made.fds[2]])
     assert ipc.open_count == 0
-    assert open_fd_count() == before
+    assert open_descriptors() == before
     made.close()
 
 

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from directory.core.errors import ImportFailed, LayoutError, TransferError
-from tests.unit.transfer.support import OwnedPool, open_fd_count, small_layout
+from tests.descriptors import open_descriptors
+from tests.unit.transfer.support import OwnedPool, small_layout
 from transfer.imports import ImportedPool
 from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
 from transfer.layout import PoolLayout
@@ -32,7 +33,7 @@ def open_pool(
 ) -> ImportedPool:
     """Open it with something changed; a refusal must leave nothing mapped and nothing open."""
     ipc = SharedMemoryIPC()
-    before = open_fd_count()
+    before = open_descriptors()
     try:
         return ImportedPool.open(
             pool,
@@ -45,12 +46,12 @@ def open_pool(
         )
     except TransferError:
         assert ipc.open_count == 0
-        assert open_fd_count() == before
+        assert open_descriptors() == before
         raise
 
 
 def test_an_imported_pool_sees_the_owners_memory_timelines_and_words(owned: OwnedPool) -> None:
-    before = open_fd_count()
+    before = open_descriptors()
     imported = open_pool(owned)
     owned.allocations[2].view[5] = 9
     owned.timelines.write(1, 6)
@@ -59,7 +60,7 @@ def test_an_imported_pool_sees_the_owners_memory_timelines_and_words(owned: Owne
     assert imported.timelines.read(1) == 6
     assert imported.words.read(3) == 1
     assert imported.close() == ""
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 def test_what_cannot_be_closed_is_named(owned: OwnedPool) -> None:
@@ -116,7 +117,7 @@ def test_only_pools_can_be_imported(owned: OwnedPool) -> None:
 def test_a_page_table_is_the_last_descriptor_and_closes_with_its_pool() -> None:
     owned = OwnedPool(small_layout(), page_table=True)
     owned.name(3, 7)
-    before = open_fd_count()
+    before = open_descriptors()
     imported = open_pool(owned, page_table=True)
     assert imported.page_table is not None
     assert (len(imported.page_table), imported.page_table.read(3)) == (owned.layout.page_count, 7)
@@ -124,7 +125,7 @@ def test_a_page_table_is_the_last_descriptor_and_closes_with_its_pool() -> None:
     owned.timelines.write(1, 6)
     assert (imported.words.read(3), imported.timelines.read(1)) == (1, 6), "not taken for it"
     assert imported.close() == ""
-    assert open_fd_count() == before
+    assert open_descriptors() == before
     owned.close()
 
 

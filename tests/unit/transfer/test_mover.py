@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from directory.core.events import CopyDone
+from tests.descriptors import open_descriptors
 from tests.unit.transfer.support import (
     HOST,
     OwnedPool,
     copy,
-    open_fd_count,
     part,
     slot,
     small_layout,
@@ -151,7 +151,7 @@ def test_a_page_goes_from_a_pool_to_the_tier(client: Client, owned: OwnedPool) -
     ids=lambda payload: repr(payload[:12]),
 )
 def test_a_bad_message_is_answered_and_ends_nothing_f79(client: Client, payload: bytes) -> None:
-    descriptors = open_fd_count()
+    descriptors = open_descriptors()
     read_end, write_end = os.pipe()
     client.channel.send(payload, [read_end, write_end])
     os.close(read_end)
@@ -160,11 +160,11 @@ def test_a_bad_message_is_answered_and_ends_nothing_f79(client: Client, payload:
     assert isinstance(answer, Rejected)
     assert answer.code == "bad_message"
     assert client.ask(Ping(1)) == Pong(1)
-    assert open_fd_count() == descriptors
+    assert open_descriptors() == descriptors
 
 
 def test_a_forged_layout_is_refused_with_its_code(client: Client, owned: OwnedPool) -> None:
-    descriptors = open_fd_count()
+    descriptors = open_descriptors()
     forged = msgspec.structs.replace(owned.layout, page_count=1 << 20)
     answer = client.ask(ImportPool(1, forged, owned.handles), owned.fds)
     assert isinstance(answer, Imported)
@@ -175,7 +175,7 @@ def test_a_forged_layout_is_refused_with_its_code(client: Client, owned: OwnedPo
     assert (short.ok, short.code) == (False, "import_failed")
     # Descriptors are given back after the answer, and before the next message is looked at.
     assert client.ask(Ping(1)) == Pong(1)
-    assert open_fd_count() == descriptors
+    assert open_descriptors() == descriptors
     assert client.import_pool(1, owned) == Imported(1, True), "the id is still free"
 
 
@@ -194,11 +194,11 @@ def test_a_pool_imported_twice_is_refused_and_stays_imported(
 def test_releasing_a_pool_gives_its_descriptors_and_memory_back_f62(
     client: Client, owned: OwnedPool
 ) -> None:
-    descriptors = open_fd_count()
+    descriptors = open_descriptors()
     client.import_pool(1, owned)
-    assert open_fd_count() > descriptors
+    assert open_descriptors() > descriptors
     assert client.ask(ReleasePool(1)) == Released(1)
-    assert open_fd_count() == descriptors
+    assert open_descriptors() == descriptors
     assert client.ask(ReleasePool(1)) == Released(1)
 
 

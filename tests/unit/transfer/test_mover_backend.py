@@ -1,13 +1,16 @@
 """What a mover is made of, and its end when the device breaks."""
 
-import signal
+import gc
+import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 
 from directory.core.errors import ImportFailed
 from directory.core.events import CopyDone
+from tests.heeding import heeding
 from tests.unit.transfer.device.fake_driver import RESULTS, FakeDriver
 from tests.unit.transfer.support import OwnedPool, copy, part, small_layout
 from transfer import mover
@@ -51,6 +54,21 @@ class BrokenDevice(FakeDevice):
         super().attach(key, mapping)
 
 
+@contextmanager
+def as_before() -> Iterator[None]:
+    """A mover ignores signals and raises limits: here it must not, for whatever this process starts
+    later, or does, has the same."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    thresholds = gc.get_threshold()
+    try:
+        with heeding(*mover.DAEMONS_SIGNALS):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize("when", ["poll", "submit", "attach"])
 def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
@@ -60,7 +78,6 @@ def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
     monkeypatch.setattr(mover, "make_device", lambda *_, **__: backend)
     monkeypatch.setattr(mover, "die_with_parent", lambda _: None)
     monkeypatch.setattr(mover, "leave_at_once", ended.append)
-    before = signal.getsignal(signal.SIGINT)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     client = FdChannel(ours)
     owned = OwnedPool(small_layout())
@@ -68,10 +85,8 @@ def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
         client.send(encode(ImportPool(number, owned.layout, owned.handles)), owned.fds)
     client.send(encode(copy(1, "peer_copy", part(1, [0], 2, [3]))))
     client.send(encode(Ping(1)))
-    try:
+    with as_before():
         status = mover.main(["--fd", str(theirs.detach()), "--parent", "1"])
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert status == mover.EXIT_DEVICE_LOST
     assert ended == [mover.EXIT_DEVICE_LOST]
     assert "ILLEGAL_ADDRESS" in caplog.text

@@ -9,6 +9,7 @@ import pytest
 
 from directory.core.actions import SubmitCopy
 from directory.core.events import CopyDone
+from tests.descriptors import open_descriptors
 from tests.unit.transfer.support import HOST, OwnedPool, copy, part, slot, small_layout, small_tier
 from transfer.imports import STAGE_FDS
 from transfer.ipc.channel import ChannelClosed
@@ -348,7 +349,7 @@ def test_a_set_that_cannot_be_made_leaves_nothing_open_and_nobody_running(
         raise OSError(errno.EMFILE, "Too many open files")
 
     movers = [Pretended(n) for n in range(2)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with monkeypatch.context() as patched:
         if at == "event":
             patched.setattr(os, "eventfd", no_more)
@@ -359,8 +360,8 @@ def test_a_set_that_cannot_be_made_leaves_nothing_open_and_nobody_running(
         with pytest.raises(OSError, match="Too many"):
             MoverSet(movers)  # type: ignore[arg-type]
         assert not any(mover.closed for mover in movers), "they are the caller's still"
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
         with pytest.raises(OSError, match="Too many"):
             MoverSet.spawn("cuda:GPU-0,cuda:GPU-1")
     assert all(mover.closed for mover in movers)
-    assert len(os.listdir("/proc/self/fd")) == before - 4
+    assert open_descriptors() == before - 4

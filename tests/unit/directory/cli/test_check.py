@@ -44,10 +44,10 @@ def pretended_daemon(folder: Path, replies: Sequence[SessionReply]) -> Iterator[
         channel = FdChannel(listener.accept()[0])
         try:
             for reply in replies:
-                request: SessionRequest = decode_session_request(channel.wait_frame(10)[0])
+                request: SessionRequest = decode_session_request(channel.wait_frame(60)[0])
                 heard.append(request)
                 channel.send(encode(reply))
-            channel.wait_frame(10)
+            channel.wait_frame(60)
         except ChannelClosed:
             heard.append("end")
         finally:
@@ -58,7 +58,7 @@ def pretended_daemon(folder: Path, replies: Sequence[SessionReply]) -> Iterator[
     try:
         yield heard
     finally:
-        thread.join(10)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
 
@@ -121,8 +121,9 @@ def test_no_daemon_is_exit_status_2_and_one_sentence(tmp_path: Path) -> None:
 def test_a_daemon_that_does_not_answer_the_question_is_exit_status_2(
     tmp_path: Path, replies: list[SessionReply], says: str
 ) -> None:
+    patience_s = "0.2" if says == "did not answer" else "60"
     with pretended_daemon(tmp_path, replies):
-        result = check(tmp_path, "--deadline", "0.2")
+        result = check(tmp_path, "--deadline", patience_s)
     assert result.exit_code == 2
     assert says in result.stderr
 

@@ -14,6 +14,7 @@ from directory.cli.driver import Driver, Job, Plan, instance_names
 from directory.cli.processes import DriverError
 from directory.cli.signals import EndingSignals, Interrupted
 from scheduler_shim.worker_messages import Configure, Prompt
+from tests.heeding import heeding
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_processes.py"))
 
@@ -136,7 +137,11 @@ def test_an_ending_signal_unwinds_the_run_and_leaves_nothing_behind(number: sign
     def send(_: object) -> None:
         os.kill(os.getpid(), number)
 
-    with pytest.raises(Interrupted, match=number.name) as caught, Driver(plan("good")) as driver:
+    with (
+        heeding(number),
+        pytest.raises(Interrupted, match=number.name) as caught,
+        Driver(plan("good")) as driver,
+    ):
         driver.run(jobs(3), concurrency=1, on_done=send)
     assert caught.value.exit_status == 128 + number
 

@@ -56,7 +56,7 @@ def held(path: Path) -> Iterator[int]:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process.pid
-        process.communicate("", timeout=20)
+        process.communicate("", timeout=60)
 
 
 def purge(*arguments: str) -> Result:

@@ -190,6 +190,20 @@ def test_an_address_of_kv_events_that_is_none_is_refused_by_name(name: str) -> N
         load_settings(None, {name: "5557"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kv_events_union", "tcp://127.0.0.1:5600"),
+        ("kv_events_detokenizer", "http://127.0.0.1:30000/detokenize"),
+    ],
+)
+def test_what_needs_kv_events_is_refused_without_them(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"setting {name}: .* set that as well"):
+        load_settings(None, {name: value})
+    flags = {"kv_events": "tcp://127.0.0.1:5557", name: value}
+    assert getattr(load_settings(None, flags), name) == value
+
+
 def test_kv_events_are_off_by_default() -> None:
     settings = load_settings()
     assert (settings.kv_events, settings.kv_events_union) == ("", "")

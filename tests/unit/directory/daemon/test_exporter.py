@@ -27,7 +27,7 @@ from directory.daemon.stats import Sums
 from directory.protocol.admin import StatsReport, TierReport
 from transfer.ipc.channel import FdChannel
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 NAME = "treecored_restored_bytes_total"
 
 

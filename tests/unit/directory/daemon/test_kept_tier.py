@@ -17,6 +17,7 @@ from directory.core.tokens import pack_pages
 from directory.daemon import kept_tier
 from directory.daemon.kept_tier import KeptTier, remove_files
 from directory.daemon.runtime import StartError
+from tests.descriptors import open_descriptors
 from transfer.host_tier import TierShape
 
 SHAPE = TierShape(10 * mmap.PAGESIZE, 4 * mmap.PAGESIZE)
@@ -94,7 +95,7 @@ def test_segments_get_their_sizes_and_surplus_ones_go(tmp_path: Path) -> None:
 
 def test_a_tier_takes_two_descriptors_a_segment_and_never_more(tmp_path: Path) -> None:
     tier = KeptTier(tmp_path, TierShape(40 * mmap.PAGESIZE, mmap.PAGESIZE))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A limit is one of numbers: all that are free below the highest one in use can be had, too.
     highest = max(map(int, os.listdir("/proc/self/fd")))
@@ -105,9 +106,9 @@ def test_a_tier_takes_two_descriptors_a_segment_and_never_more(tmp_path: Path) -
         memory = tier.memory(reserve=False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(os.listdir("/proc/self/fd")) == before + 40 * 2
+    assert open_descriptors() == before + 40 * 2
     memory.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
     tier.close()
 
 
@@ -166,10 +167,10 @@ def test_a_tier_for_which_there_is_no_room_is_refused_in_words(
 ) -> None:
     tier = KeptTier(tmp_path, SHAPE)
     monkeypatch.setattr(os, "posix_fallocate", lambda fd, at, size: _no_room())
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(StartError, match="choose a smaller host_tier"):
         tier.memory(reserve=True)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
     tier.close()
 
 

@@ -12,7 +12,7 @@ from directory.core import limits
 from directory.daemon.kv_publisher import Publisher
 from directory.kvevents.addresses import Address, Options
 from directory.kvevents.records import AnyRecord, Begin, Closed, Opened, Whole, encode
-from tests.integration.daemon.listening import free_ports
+from tests.ports import free_ports
 
 PORTS = 12
 

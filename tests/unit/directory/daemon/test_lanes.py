@@ -10,10 +10,12 @@ import pytest
 
 from directory.core.actions import Done, Refused
 from directory.core.errors import BadMessage, ImportFailed
-from directory.core.events import Body, Match, Stats
+from directory.core.events import Body, Match, Stats, Unlock
 from directory.core.ids import PoolId
 from directory.core.namespace import NamespaceKey
+from directory.daemon import lanes as module
 from directory.daemon.lanes import (
+    ACK_AFTER_US,
     COPIED_PER_TURN_MAX,
     EXTENT_BYTES_MAX,
     FRAMES_PER_TURN_MAX,
@@ -31,6 +33,12 @@ from transfer.ipc.memory import SharedMemoryIPC
 EPOCH, POOL = 42, 3
 ARENA_BYTES = 64 * 1024
 KEY = NamespaceKey()
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is carried out at once is not bounded by time."""
+    monkeypatch.setattr(module, "PIECE_NS", 1 << 62)
 
 
 class Rig:
@@ -53,11 +61,21 @@ class Rig:
 
     def ask(self, pool: PoolId, seq: int, body: Body) -> None:
         self.asked.append(body)
-        if not isinstance(body, Match):
+        if not isinstance(body, Match | Unlock):
             self.server.answer(pool, seq, Done())
 
-    def say(self, seq: int, body: Match | Stats | Attach, tokens: Extent = (0, 0, 0)) -> None:
+    def say(
+        self, seq: int, body: Match | Stats | Attach | Unlock, tokens: Extent = (0, 0, 0)
+    ) -> None:
         self.lane.send(encode(Envelope(EPOCH, seq, 0, body, tokens)))
+
+    def another(self, pool: PoolId) -> FrameLane:
+        """Another pool's lane."""
+        self.server.open_pool(pool, b"s" * 32)
+        lane, other = FrameLane.pair()
+        fds = other.detach(), os.dup(self.memory.fd)
+        self.server.open_lane(pool, fds, self.arena_bytes)
+        return lane
 
     def turn(self) -> list[ReplyEnvelope]:
         """What the server answers to all that was said."""
@@ -152,6 +170,7 @@ def test_an_extent_that_no_message_can_have_is_refused_before_it_is_copied(tmp_p
     rig.close()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_one_turn_carries_a_bounded_number_of_a_lanes_frames_out(rig: Rig) -> None:
     """The others are not forgotten, though epoll has nothing more to tell of them."""
     rig.open()
@@ -168,6 +187,82 @@ def test_one_turn_carries_a_bounded_number_of_a_lanes_frames_out(rig: Rig) -> No
     assert not rig.loop.waiting()
 
 
+def test_a_question_is_answered_before_others_reports_that_came_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_NS", 0)
+    rig.open()
+    other = rig.another(POOL + 1)
+    for seq in range(1, 20):
+        rig.say(seq, Stats())
+    rig.loop.turn(0)
+    other.send(encode(Envelope(EPOCH, 1, 0, Match("r", 1, KEY, b"1234"))))
+    rig.loop.turn(0)
+    assert [type(body) for body in rig.asked[:2]] == [Stats, Match]
+    while rig.loop.waiting():
+        rig.loop.turn(0)
+    assert len(rig.asked) == 20
+    other.close()
+
+
+def test_a_clients_messages_do_not_overtake_one_another(rig: Rig) -> None:
+    rig.open()
+    said = [Match("r", 1, KEY, bytes(4 * n)) if n % 3 else Stats() for n in range(1, 40)]
+    for seq, body in enumerate(said, 1):
+        rig.say(seq, body)
+    while rig.loop.waiting():
+        rig.loop.turn(0)
+    assert rig.asked == said
+
+
+def test_reports_are_carried_out_for_a_bounded_time_and_one_at_least(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+
+    def clock() -> int:
+        nonlocal now_ns
+        now_ns += module.PIECE_NS // 4
+        return now_ns
+
+    monkeypatch.setattr(module, "monotonic_ns", clock)
+    rig.open()
+    for seq in range(1, 13):
+        rig.say(seq, Stats())
+    carried: list[int] = []
+    while rig.loop.waiting():
+        before = len(rig.asked)
+        rig.loop.turn(0)
+        carried.append(len(rig.asked) - before)
+    assert carried == [4, 4, 4]
+    monkeypatch.setattr(module, "PIECE_NS", 0)
+    for seq in range(13, 16):
+        rig.say(seq, Stats())
+        rig.loop.turn(0)
+        assert len(rig.asked) == seq
+
+
+def test_a_release_is_acknowledged_by_what_is_answered_next_or_in_a_while(rig: Rig) -> None:
+    rig.open()
+    rig.say(1, Unlock(7))
+    rig.loop.turn(1)
+    assert rig.lane.receive() == []
+    due_us = rig.server.due_us()
+    assert due_us is not None
+    rig.server.on_time(due_us - 1)
+    assert rig.lane.receive() == []
+    rig.say(2, Stats())
+    assert rig.turn() == [ReplyEnvelope(EPOCH, 2, 2, Done())]
+    rig.server.on_time(due_us)
+    assert rig.lane.receive() == [], "it is acknowledged"
+    assert rig.server.due_us() is None
+    rig.say(3, Unlock(8))
+    rig.loop.turn(1)
+    rig.server.on_time(due_us + ACK_AFTER_US + 1_000_000)
+    assert [decode_reply(f) for f in rig.lane.receive()] == [ReplyEnvelope(EPOCH, 3, 0, Acked())]
+
+
+@pytest.mark.usefixtures("unhurried")
 def test_one_turn_copies_a_bounded_part_of_a_lanes_arena(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "router.sock", EXTENT_BYTES_MAX)
     rig.open()
@@ -184,6 +279,7 @@ def test_one_turn_copies_a_bounded_part_of_a_lanes_arena(tmp_path: Path) -> None
     rig.close()
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_a_lane_had_left_goes_with_it(rig: Rig) -> None:
     rig.open()
     for seq in range(1, FRAMES_PER_TURN_MAX + 2):
@@ -203,6 +299,7 @@ def test_a_body_without_tokens_cannot_have_them_in_an_arena(rig: Rig) -> None:
     assert "no tokens" in refused.body.message
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_attach_and_another_epoch_are_refused_and_the_lane_goes_on(rig: Rig) -> None:
     rig.open()
     rig.say(0, Attach(POOL, b"s" * 32))

@@ -10,6 +10,7 @@ import pytest
 
 from directory.daemon import loop as loop_module
 from directory.daemon.loop import Loop
+from directory.daemon.turns import SHARE, Rank
 
 
 @pytest.fixture
@@ -226,6 +227,65 @@ def test_of_two_that_take_long_each_has_its_turn(callers: Callers) -> None:
         assert len(callers.turn()) <= 2
     called = [name for _ in range(20) for name in callers.turn()]
     assert 8 <= called.count("one") <= 12
+
+
+def test_a_turn_does_one_piece_of_what_was_put_off_and_the_loop_does_not_sleep_over_it(
+    loop: Loop,
+) -> None:
+    done: list[int] = []
+    for number in range(3):
+        loop.later(number, Rank.REPORTS, lambda number=number: done.append(number))  # type: ignore[misc]
+    for count in range(1, 4):
+        assert loop.waiting()
+        loop.turn(None)
+        assert done == list(range(count))
+    assert not loop.waiting()
+    loop.turn(0)
+    assert done == [0, 1, 2]
+
+
+def test_beside_questions_without_a_pause_a_piece_has_its_share(
+    loop: Loop, callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, question_ns, piece_ns = os.eventfd(1), 100_000, 700_000
+    spent = {"questions": 0, "pieces": 0}
+
+    def answer(_: int) -> None:
+        loop.asked = True
+        callers.now_ns += question_ns
+        spent["questions"] += question_ns
+
+    def piece() -> None:
+        callers.now_ns += piece_ns
+        spent["pieces"] += piece_ns
+        loop.later("flood", Rank.REPORTS, piece)
+
+    loop.watch(asking, answer)
+    loop.later("flood", Rank.REPORTS, piece)
+    for _ in range(2_000):
+        loop.turn(0)
+    assert spent["questions"] == 2_000 * question_ns, "one in each turn, whatever else there is"
+    assert spent["pieces"] / sum(spent.values()) == pytest.approx(SHARE, rel=0.05)
+    loop.unwatch(asking)
+    loop.turn(0)
+    loop.turn(0)
+    assert spent["pieces"] / piece_ns > 2_000 * question_ns * SHARE / (1 - SHARE) // piece_ns
+    os.close(asking)
+
+
+def test_what_a_descriptor_has_put_off_goes_with_it(loop: Loop) -> None:
+    left, right = socket.socketpair()
+    loop.watch(left.fileno(), lambda _: None)
+    done: list[str] = []
+    loop.later(left.fileno(), Rank.REPORTS, lambda: done.append("of one that is gone"))
+    loop.later("other", Rank.BACKUPS, lambda: done.append("other"))
+    loop.unwatch(left.fileno())
+    loop.forget("other")
+    assert not loop.waiting()
+    loop.turn(0)
+    assert done == []
+    left.close()
+    right.close()
 
 
 def test_who_has_gone_is_forgotten(loop: Loop, callers: Callers) -> None:

@@ -14,6 +14,7 @@ from directory.daemon.mover_states import MOVER, MoverState
 from directory.daemon.movers import STARTS_WITHOUT_SUCCESS_MAX, Movers
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
+from directory.daemon.turns import Rank
 from tests.unit.directory.daemon.mover_rig import (
     LAYOUT,
     REGISTRATION,
@@ -66,6 +67,49 @@ def test_copies_and_their_ends_are_handed_on(rig: Rig) -> None:
     rig.loop.turn(0)
     assert rig.events == [CopyDone(5, "ok")]
     assert rig.movers.due_us() is None
+
+
+def test_restores_have_their_turn_before_backups_and_others_words_behind_both(rig: Rig) -> None:
+    rig.start_serving()
+    rig.movers.import_pool(1, REGISTRATION)
+    for op in (1, 2):
+        rig.movers.submit(copy(op))
+    rig.movers.submit(msgspec.structs.replace(copy(3), kind="load_back"))
+    rig.mover.say(CopyDone(1, "ok"), CopyDone(3, "ok"), CopyDone(2, "ok"))
+    for _ in range(2):
+        rig.loop.turn(0)
+    assert rig.events == [CopyDone(3, "ok"), CopyDone(1, "ok"), CopyDone(2, "ok")]
+    rig.movers.submit(copy(4))
+    heard: list[object] = rig.events  # type: ignore[assignment]
+    rig.on_imported = lambda *what: heard.append(what)  # type: ignore[method-assign]
+    rig.mover.say(CopyDone(4, "ok"), Imported(1, True))
+    rig.loop.turn(0)
+    assert heard[3:] == [CopyDone(4, "ok"), (1, True, "", "")]
+
+
+def test_ends_that_wait_are_told_before_a_death_and_none_of_a_mover_that_was_replaced(
+    rig: Rig,
+) -> None:
+    rig.start_serving()
+    for op in (1, 2):
+        rig.movers.submit(copy(op))
+    rig.loop.later("before", Rank.RESTORES, rig.mover.die)
+    rig.mover.say(CopyDone(1, "ok"))
+    rig.loop.turn(0)
+    assert rig.events == []
+    rig.movers._lose("it hangs")
+    assert [type(event) for event in rig.events] == [CopyDone, MoverLost]
+    rig.wait_for_successor()
+    rig.mover.say(Ready(1, "cpu"))
+    rig.loop.turn(0)
+    rig.movers.submit(copy(3))
+    rig.loop.later("before", Rank.RESTORES, lambda: None)
+    rig.mover.say(CopyDone(3, "ok"))
+    rig.loop.turn(0)
+    rig.movers.replace()
+    for _ in range(3):
+        rig.loop.turn(0)
+    assert len(rig.events) == 2, "the directory has begun anew: its numbers are others' now"
 
 
 def test_the_last_words_of_a_mover_are_the_reason(rig: Rig) -> None:

@@ -170,12 +170,21 @@ def orphaned(tmp_path: Path) -> Iterator[tuple[Path, int]]:
         os.close(writing)
 
 
-def test_a_start_waits_for_the_movers_of_a_dead_daemon(orphaned: tuple[Path, int]) -> None:
+def test_a_start_waits_for_the_movers_of_a_dead_daemon(
+    orphaned: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module, "ORPHANS_DEADLINE_US", 60_000_000)
     folder, pipe = orphaned
-    timer = threading.Timer(0.2, os.close, (pipe,))
+    let_go = threading.Event()
+
+    def end_it() -> None:
+        let_go.set()
+        os.close(pipe)
+
+    timer = threading.Timer(0.2, end_it)
     timer.start()
     runtime = RuntimeDir.take(folder)
-    assert timer.finished.is_set(), "it did not wait"
+    assert let_go.is_set(), "it did not wait"
     timer.join()
     runtime.release()
 

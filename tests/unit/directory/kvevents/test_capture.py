@@ -95,6 +95,32 @@ def test_a_queue_that_is_full_is_dropped_and_nothing_is_noted_until_it_begins_ag
     assert capture.times_lost == 1
 
 
+def test_a_queue_that_was_dropped_is_let_go_of_little_by_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(capture_module, "DROPPED_A_STEP", 2)
+    world, capture = watched(records_max=8)
+    a = Scheduler(world, "a", pages=64)
+    page = 0
+    while not capture.lost:
+        page += 1
+        a.publish([page])
+    left = len(capture._dropped)
+    assert left > 8
+    for _ in range(3):
+        page += 1
+        a.publish([page])
+        left -= 2
+        assert len(capture._dropped) == left
+    capture.begin()
+    while capture.busy:
+        capture.take()
+    page += 1
+    a.publish([page])
+    assert len(capture._dropped) == 0
+    assert len(capture.take()) == 1
+
+
 def test_tokens_that_wait_are_bounded_too() -> None:
     world, capture = watched(bytes_max=100)
     a = Scheduler(world, "a")

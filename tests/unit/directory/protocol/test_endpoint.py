@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from directory.core.actions import AnyReply, Done, Refused, Restored, Totals
-from directory.core.events import Body, Restore, Stats, Unlock
+from directory.core.events import Body, Flush, Restore, Stats, Unlock
 from directory.core.ids import PoolId
 from directory.protocol.codec import decode_reply, encode
 from directory.protocol.endpoint import Endpoint
@@ -80,3 +80,27 @@ def test_a_report_is_acknowledged_again_where_nothing_was_dropped() -> None:
     rig = Rig(kept_bytes_max=1 << 20)
     for _ in range(2):
         assert rig.hear(1, Unlock(5)) == [(0, Acked())]
+
+
+def test_a_releases_acknowledgement_waits_for_an_answer_and_a_reports_does_not() -> None:
+    rig = Rig(kept_bytes_max=8)
+
+    def hear(seq: int, body: ClientBody) -> list[tuple[int, str]]:
+        rig.said.clear()
+        rig.endpoint.take(b"id", encode(Envelope(EPOCH, seq, 0, body)))
+        rig.endpoint.acknowledge_soon(1)
+        return codes(rig.said)
+
+    assert (hear(1, Unlock(1)), rig.endpoint.owing) == ([], True)
+    answered = hear(2, Stats()), rig.endpoint.owing
+    assert answered == ([(2, "Done")], False), "which says that the release has come, too"
+    assert hear(3, Unlock(2)) == []
+    assert hear(4, Flush("pool", 1)) == [(0, "Acked")]
+    assert hear(5, Unlock(3)) == []
+    assert hear(5, Unlock(3)) == [(0, "Acked")], "it was said again, so somebody does wait"
+    assert hear(6, Unlock(4)) == []
+    rig.said.clear()
+    rig.endpoint.acknowledge()
+    assert (codes(rig.said), rig.endpoint.owing) == ([(0, "Acked")], False)
+    rig.endpoint.close_pool(1)
+    rig.endpoint.acknowledge_soon(1)

@@ -77,6 +77,8 @@ class LoadingEngine(MiniEngine):
         self.shim.rows = self._rows_in_tree
         self.shim.loads.publish = self._publish_loaded
         self.shim.loads.abort = self._abort
+        if self.shim.loads.offers is not None:
+            self.shim.loads.offers.decoding = lambda: bool(self.rows)
 
     def submit(self, rid: str, tokens: bytes) -> LoadRequest:
         """Append to the queue."""

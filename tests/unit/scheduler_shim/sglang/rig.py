@@ -89,7 +89,8 @@ class MiniEngine:
         self.steps = steps
         self.closed = False
         """Nobody is admitted, as with every place in SGLang's batch taken."""
-        self.settings = Settings.model_validate({"mode": mode, "idle_wait_us": 0, "busy_wait_us": 0, **settings})
+        waits = {"idle_wait_us": 0, "busy_wait_us": 0}
+        self.settings = Settings.model_validate({"mode": mode, **waits, **settings})
         given = {"page_size": PAGE_SIZE, "bytes_per_token": BYTES_PER_TOKEN}
         self.pool = (
             RenamedPool(page_count=page_count, **given)

@@ -13,6 +13,7 @@ import pytest
 from scheduler_shim.sglang import hooks
 from scheduler_shim.sglang.hooks import HooksMissing, guarded, install, shim_of, weight_epoch
 from tests.unit.scheduler_shim.sglang.conftest import Add
+from tests.unit.scheduler_shim.sglang.layerwise_rig import LoadingEngine
 from tests.unit.scheduler_shim.sglang.rig import MiniEngine
 from tests.unit.scheduler_shim.sglang.test_held import ABC, start_fill
 from tests.unit.scheduler_shim.support import FakeDaemon
@@ -113,6 +114,38 @@ def test_metrics_say_what_was_restored_for_a_request_that_is_admitted(
     again = request("r")
     hooks.around_add_one_req(Adder.add_one_req, adder, again, False)
     assert not again._cache_breakdown_computed, "it is forgotten once it is admitted"
+
+
+def test_what_decodes_is_what_has_not_ended_and_is_not_in_the_midst_of_its_chunks(
+    daemon: FakeDaemon, add: Add
+) -> None:
+    scheduler = Scheduler(add("a"))
+    ended = request("ended", finished=lambda: True)
+    chunked = request("chunked", finished=lambda: False)
+    computed = request("computed", finished=lambda: False)
+    assert not hooks.decodes(scheduler)
+    scheduler.running_batch.reqs = [ended]
+    assert not hooks.decodes(scheduler)
+    scheduler.last_batch = Batch()
+    scheduler.last_batch.reqs = [chunked]
+    scheduler.chunked_req = chunked  # type: ignore[assignment]
+    assert not hooks.decodes(scheduler)
+    scheduler.chunked_req = None
+    assert hooks.decodes(scheduler), "its last chunk was computed"
+    scheduler.last_batch = None
+    scheduler.running_batch.reqs = [ended, computed]
+    assert hooks.decodes(scheduler)
+
+
+def test_a_tick_has_offers_told_what_decodes(daemon: FakeDaemon) -> None:
+    loading = LoadingEngine(daemon, "loading")
+    scheduler, offers = Scheduler(loading), loading.shim.loads.offers
+    hooks.after_input(None, scheduler)
+    assert offers is not None
+    assert not offers.decoding()
+    scheduler.running_batch.reqs = [request("computed", finished=lambda: False)]
+    assert offers.decoding()
+    loading.close()
 
 
 def test_a_cache_of_somebody_elses_is_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""What the wait of an idle engine leaves to be said goes before a forward pass."""
+"""The moments that a tick waits for the daemon: for whom, how long, what is said behind them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from directory.core.events import Match
 from scheduler_shim.client import DaemonClient
 from tests.unit.scheduler_shim.fake_daemon import FakeDaemon, FakeLink
 from tests.unit.scheduler_shim.sglang.conftest import Add
@@ -26,6 +27,13 @@ class HoldingLink(FakeLink):
     def hold(self, frame: bytes) -> bool:
         self.kept.append(frame)
         return True
+
+    def looks_no_more(self) -> None:
+        """It never does."""
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.kept)
 
     def send_held(self) -> None:
         self.to_daemon.extend(self.kept)
@@ -93,3 +101,61 @@ def test_what_is_looked_up_again_in_the_wait_is_asked_before_a_forward_pass(
     assert engine.counters["restores_joined"] == 1
     assert engine.shim.client is not None
     assert "deadlines_missed" not in engine.shim.client.counters
+
+
+def test_a_busy_engine_admits_in_the_step_that_has_asked(daemon: FakeDaemon, add: Add) -> None:
+    engine = add("a", page_count=32, busy_wait_us=500)
+    request = engine.submit("r", prompt(1, 2))
+    engine.shim.tick(engine.queue, busy=True)
+    assert not engine.shim.held("r"), "what lies beyond is known already"
+    assert engine.counters["asked"] == 1
+    slow = add("b", page_count=32)
+    slow.queue.append(request)
+    slow.shim.tick(slow.queue, busy=True)
+    assert slow.shim.held("r")
+
+
+def test_a_busy_engine_waits_a_moment_and_only_in_the_tick_that_has_asked(
+    daemon: FakeDaemon, add: Add
+) -> None:
+    engine = add("a", page_count=32, busy_wait_us=500, match_ms=20)
+    daemon.drop_request = lambda body: isinstance(body, Match)
+    engine.submit("r", prompt(1, 2))
+    before = daemon.clock_us
+    engine.shim.tick(engine.queue, busy=True)
+    assert daemon.clock_us - before == 500
+    engine.shim.tick(engine.queue, busy=True)
+    assert daemon.clock_us - before == 500, "it has asked nothing"
+    assert engine.shim.held("r")
+    engine.submit("r2", prompt(3, 4))
+    engine.shim.tick(engine.queue, busy=True)
+    assert daemon.clock_us - before == 1_000
+    daemon.drop_request = lambda _: False
+    daemon.clock_us += 20_000
+    engine.settle()
+
+
+def test_a_busy_engine_waits_for_nobody_whose_prefix_its_own_pool_has(
+    daemon: FakeDaemon, add: Add
+) -> None:
+    engine = add("a", page_count=32, busy_wait_us=500)
+    engine.serve("first", prompt(1, 2))
+    waits = len(engine.link.waits)
+    engine.submit("again", prompt(1, 2))
+    engine.shim.tick(engine.queue, busy=True)
+    assert not engine.shim.held("again")
+    assert len(engine.link.waits) == waits
+
+
+def test_what_a_busy_engine_restores_is_asked_before_its_forward_pass(
+    daemon: FakeDaemon, add: Add, holding: Callable[[MiniEngine], HoldingLink]
+) -> None:
+    add("b", page_count=32).serve("b", prompt(1, 2, 3))
+    engine = add("a", page_count=32, busy_wait_us=500, share=1.0)
+    link = holding(engine)
+    engine.submit("r", prompt(1, 2, 3))
+    engine.shim.tick(engine.queue, busy=True)
+    assert engine.counters["restores"] == 1
+    assert link.kept == []
+    engine.queue.clear()
+    engine.settle()

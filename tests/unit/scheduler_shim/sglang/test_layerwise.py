@@ -59,14 +59,29 @@ def test_without_room_for_another_pools_pages_the_host_tiers_are_loaded_on_admis
     a.serve("again", ABC)
     b = LoadingEngine(daemon, "b", mode, share=0.0)
     request = b.start("r", ABC)
-    assert b.counters["restores_without_room"] == 1
     if mode == "thin":
+        assert b.counters["restores_without_room"] == 1
         assert (request.hit_pages, request.loaded_pages) == (0, 0), "it has no lease meanwhile"
     else:
         assert (request.hit_pages, request.loaded_pages, request.failed) == (3, 3, "")
         assert b.counters["offers_crowded"] == b.counters["loads"] == 1
+        assert "restores_without_room" not in b.counters
     b.settle()
     assert not b.counters.get("bytes_restored_peer")
+    b.close()
+
+
+def test_with_less_room_than_the_host_tier_has_pages_all_of_those_are_loaded_on_admission(
+    engine: Load, daemon: FakeDaemon
+) -> None:
+    a = engine("mirrored")
+    a.serve("again", ABC)
+    b = LoadingEngine(daemon, "b", "mirrored", page_count=8, share=0.25)
+    request = b.start("r", ABC)
+    assert (request.hit_pages, request.loaded_pages, request.failed) == (3, 3, "")
+    assert b.counters["offers_crowded"] == b.counters["loads"] == 1
+    assert "restores" not in b.counters, "not two pages ahead of the third"
+    b.settle()
     b.close()
 
 

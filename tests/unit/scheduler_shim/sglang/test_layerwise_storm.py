@@ -1,12 +1,14 @@
 """Random life of an engine whose loads land layer by layer, beside one that computes for both.
 
 What a forward pass reads is compared with what its pages must hold, every invariant is looked at
-after every step, and at the end nothing is leased and every page is accounted for.
+after every step, and at the end nothing is leased and every page is accounted for. With adaptive
+loads chance says what decodes, and no load may begin meanwhile but one that had no room.
 """
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,19 @@ class LoadStorm:
         self.chance = chance
         self.submitted = 0
         self.mode = engine.settings.mode
+        self.decodes = False
+        self.loads_beside_decodes = 0
+        offers = engine.shim.loads.offers
+        assert offers is not None
+        offers.decoding = lambda: self.decodes
+        begin = engine.shim.loads.begin
+
+        def counted(req: Any, own: bytes, count: int) -> bytes:
+            targets = begin(req, own, count)
+            self.loads_beside_decodes += bool(targets) and self.decodes
+            return targets
+
+        engine.shim.loads.begin = counted  # type: ignore[method-assign]
 
     def step(self) -> None:
         """A few things happen, then both engines take a turn."""
@@ -69,7 +84,10 @@ class LoadStorm:
         engine.refuses = {r.rid for r in engine.queue if chance.random() < 0.1}
         engine.in_forward = self._in_forward
         engine.closed = self.other.closed = chance.random() < 0.2
+        self.decodes = chance.random() < 0.4
         engine.step()
+        if engine.settings.loads == "adaptive":
+            assert self.loads_beside_decodes <= engine.counters.get("offers_crowded", 0)
         self.other.step()
         daemon.clock_us += chance.choice((0, 1_000, 30_000, 700_000))
         if not daemon.absent:
@@ -116,9 +134,10 @@ class LoadStorm:
         self.other.settle()
 
 
+@pytest.mark.parametrize("loads", ["layerwise", "adaptive"])
 @pytest.mark.parametrize("seed", range(16))
 def test_no_load_is_read_too_early_lost_silently_or_leaked(
-    seed: int, daemon: FakeDaemon, add: Add, mode: Mode
+    seed: int, loads: str, daemon: FakeDaemon, add: Add, mode: Mode
 ) -> None:
     chance = random.Random(seed)
     other = add("other", mode, page_count=7, steps=1)
@@ -126,6 +145,7 @@ def test_no_load_is_read_too_early_lost_silently_or_leaked(
         daemon,
         "loading",
         mode,
+        loads=loads,
         page_count=chance.choice((13, 16)),
         layer_ms=chance.choice((2, 20)),
         match_ms=chance.choice((2, 20)),

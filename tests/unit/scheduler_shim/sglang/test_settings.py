@@ -63,6 +63,17 @@ def test_a_wrong_value_gets_one_sentence_with_the_variables_name(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("loads", "by_layers"),
+    [("held", False), ("layerwise", True), ("adaptive", True), ("none", False)],
+)
+def test_two_kinds_of_loads_need_a_pool_that_waits_layer_by_layer(
+    loads: str, by_layers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREECORED_LOADS", loads)
+    assert load_settings().by_layers is by_layers
+
+
 def test_an_engine_is_named_after_its_process_unless_it_has_a_name() -> None:
     assert Settings().instance_name().startswith("sglang-")
     assert Settings.model_validate({"instance": "left"}).instance_name() == "left"

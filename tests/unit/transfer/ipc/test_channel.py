@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from directory.core.errors import BadMessage, CapacityError, ProtocolError, TooLarge
 from directory.core.limits import FDS_PER_FRAME_MAX
-from tests.unit.transfer.support import open_fd_count
+from tests.descriptors import open_descriptors
 from transfer.ipc.channel import (
     ChannelClosed,
     ChannelDeadline,
@@ -31,24 +31,24 @@ Pair = tuple[FdChannel, FdChannel]
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """Two connected channels; a descriptor that outlives the test is a failure."""
-    before = open_fd_count()
+    before = open_descriptors()
     left, right = FdChannel.pair()
     yield left, right
     left.close()
     right.close()
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 @pytest.fixture
 def raw() -> Iterator[tuple[socket.socket, FdChannel]]:
     """A bare socket that can misbehave, and the channel at its other end."""
-    before = open_fd_count()
+    before = open_descriptors()
     bare, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = FdChannel(sock, frame_bytes_max=1000)
     yield bare, channel
     bare.close()
     channel.close()
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 def pipe_with(content: bytes) -> int:
@@ -200,7 +200,7 @@ def test_descriptors_that_no_frame_announces_are_refused_and_closed(
     raw: tuple[socket.socket, FdChannel], head: bytes
 ) -> None:
     bare, channel = raw
-    before = open_fd_count()
+    before = open_descriptors()
     fd = pipe_with(b"x")
     bare.sendmsg([struct.pack("<IB", 4, 0) + head], rights(fd))
     os.close(fd)
@@ -208,7 +208,7 @@ def test_descriptors_that_no_frame_announces_are_refused_and_closed(
         assert channel.receive() == [(head, [])]
     with pytest.raises(BadMessage, match="no frame announces"):
         channel.receive()
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 def test_more_descriptors_than_a_frame_may_have_are_refused_and_closed(
@@ -284,10 +284,10 @@ def test_the_kernel_says_who_the_peer_is(pair: Pair) -> None:
 
 
 def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
-    before = open_fd_count()
+    before = open_descriptors()
     with pytest.raises(FileNotFoundError):
         FdChannel.connect(str(tmp_path / "none"), 1.0)
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 def test_a_channel_can_be_made_through_a_listening_socket(tmp_path: Path) -> None:

@@ -145,3 +145,54 @@ def test_held_frames_that_cannot_be_sent_are_counted(ends: tuple[FrameLane, Fram
     assert near.hold(b"four")
     assert not near.send(b"five"), "whoever sends is told; what was held before is counted"
     assert near.held_lost == 3
+
+
+def test_a_lane_is_silent_where_nothing_came_and_nothing_is_to_be_said(
+    ends: tuple[FrameLane, FrameLane],
+) -> None:
+    near, far = ends
+    assert near.silent()
+    near.hold(b"later")
+    assert not near.silent(), "something is to be sent"
+    near.send_held()
+    assert near.silent()
+    assert not far.silent(), "something has come"
+    far.send(b"one")
+    far.send(b"two")
+    assert not near.silent()
+    assert near.receive(1) == [b"one"]
+    assert not near.silent(), "something was left to be handed out"
+    assert near.receive() == [b"two"]
+    assert near.silent()
+
+
+def test_a_lane_whose_peer_has_gone_is_not_silent(ends: tuple[FrameLane, FrameLane]) -> None:
+    near, far = ends
+    far.close()
+    assert not near.silent()
+
+
+def test_a_lane_with_a_part_of_a_frame_is_not_silent() -> None:
+    lane, other = FrameLane.pair()
+    other.send(HEADER.pack(3) + b"ab")
+    assert lane.receive() == []
+    assert not lane.silent(), "the rest may be long in coming, but it is under way"
+    other.close()
+    lane.close()
+
+
+def test_a_lane_says_what_it_holds_and_what_of_that_is_lost(
+    ends: tuple[FrameLane, FrameLane],
+) -> None:
+    near, far = ends
+    said = [near.holds]
+    near.hold(b"one")
+    said.append(near.holds)
+    near.send_held()
+    said.append(near.holds)
+    far.close()
+    near.hold(b"two")
+    near.send_held()
+    said.append(near.holds)
+    assert said == [False, True, False, True], "who asks for what was lost must hear of it"
+    assert near.held_lost == 1

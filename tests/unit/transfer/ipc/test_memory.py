@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from directory.core.errors import ImportFailed, TransferError
-from tests.unit.transfer.support import open_fd_count
+from tests.descriptors import open_descriptors
 from transfer.ipc.memory import MappingBusy, MemoryHandle, SharedMemoryIPC
 
 
@@ -126,7 +126,7 @@ def test_a_mapping_in_use_stays_open_until_the_view_is_released() -> None:
 
 
 def test_neither_success_nor_failure_leaks_a_descriptor(memfd: int) -> None:
-    before = open_fd_count()
+    before = open_descriptors()
     ipc = SharedMemoryIPC()
     made = ipc.create("test", 4096)
     ipc.close(ipc.import_fd(made.fd, 1))
@@ -137,7 +137,7 @@ def test_neither_success_nor_failure_leaks_a_descriptor(memfd: int) -> None:
         ipc.create("test", 0)
     with pytest.raises(ImportFailed):
         ipc.create("test", 1 << 62)
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 def test_the_address_is_that_of_the_first_byte() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from directory.core.errors import ImportFailed, LayoutError
-from tests.unit.transfer.support import open_fd_count, packed
+from tests.descriptors import open_descriptors
+from tests.unit.transfer.support import packed
 from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.page_table import PageTable
 
@@ -28,14 +29,14 @@ def test_names_are_looked_up_in_order(table: PageTable, names: list[int]) -> Non
 
 
 def test_what_the_owner_writes_is_read_by_who_mapped_it(table: PageTable) -> None:
-    before = open_fd_count()
+    before = open_descriptors()
     other = PageTable.open(SharedMemoryIPC(), table.fd, 4)
     table.write(2, 0)
     assert (len(other), other.read(2)) == (4, 0)
     assert other.translate(packed([2, 3])) == packed([0, 0])
     other.close()
     other.close()
-    assert open_fd_count() == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize("page", [4, 5, (1 << 32) - 1])
