@@ -24,11 +24,7 @@ from directory.core.errors import (
 from directory.core.events import Lock, Match, Mode, Request, Restore, Unlock
 from directory.protocol.codec import decode_reply
 from directory.protocol.ended import Ended
-from directory.protocol.messages import (
-    Acked,
-    Attached,
-    ReplyEnvelope,
-)
+from directory.protocol.messages import Acked, Attached, ReplyEnvelope
 from scheduler_shim.deadlines import Deadlines, Silence
 from scheduler_shim.lane_link import open_link
 from scheduler_shim.link import Link
@@ -198,8 +194,11 @@ class DaemonClient(Speaker):
 
     def live_due(self, *, idle: bool) -> bool:
         """Whether the live requests are to be listed now: once a second, and at once before a rest
-        (`idle`: no request is alive) while a lease is out that nobody is left to release."""
+        (`idle`: no request is alive) while a lease is out that nobody is left to release. With none
+        out there is nothing to be listed, and it is asked again in a second."""
         if idle and not self._questions and not self._abandoned:
+            if not self._leases and self.now_us() >= self.live_us:
+                self.live_us = self.now_us() + LIVE_EVERY_US
             return len(self._leases) > 0
         return not self.lost and self.now_us() >= self.live_us
 

@@ -149,7 +149,9 @@ class Landings:
         self._streams = streams
         count = min(max(0, len(table) - LANDINGS), LANDING_COUNTERS_MAX)
         self._spare = list(range(LANDINGS + count - 1, LANDINGS - 1, -1))
+        self._counters = frozenset(self._spare)
         self._open: dict[int, Landing] = {}
+        self._unanswered: list[Landing] = []  # those that were open when the daemon was lost
 
     def begin(self, layers: int) -> Landing | None:
         """A counter for a load of so many layers; None while all serve other loads."""
@@ -167,16 +169,37 @@ class Landings:
 
         A mover may still write them; `settle` once that is over.
         """
-        for landing in self._open.values():
+        self._unanswered = list(self._open.values())
+        for landing in self._unanswered:
             landing.give_up(detail)
 
     def settle(self) -> None:
-        """No mover has this pool any more: every counter is free."""
-        for landing in list(self._open.values()):
-            landing.take_answer(landed=False)
+        """No mover of the daemon that is lost has this pool any more: the counters of its loads are
+        free. What has begun since, with the next daemon, is that one's."""
+        unanswered, self._unanswered = self._unanswered, []
+        for landing in unanswered:
+            if not landing.answered:
+                landing.take_answer(landed=False)
+
+    @property
+    def open(self) -> list[Landing]:
+        """Loads whose counters are theirs yet."""
+        return list(self._open.values())
+
+    def check(self) -> list[str]:
+        """What does not hold: a counter is spare or one load's, and never both or twice."""
+        found: list[str] = []
+        counters = [*self._spare, *self._open]
+        if len(counters) != len(set(counters)) or set(counters) != self._counters:
+            found.append(f"landings: {self._spare} are spare, and {list(self._open)} are open")
+        for counter, landing in self._open.items():
+            if landing.counter != counter or landing.answered:
+                found.append(f"landings: counter {counter} is not that of {landing!r}")
+        return found
 
     def _ended(self, landing: Landing) -> None:
-        if self._open.pop(landing.counter, None) is not None:
+        if self._open.get(landing.counter) is landing:
+            del self._open[landing.counter]
             self._spare.append(landing.counter)
 
     def __repr__(self) -> str:

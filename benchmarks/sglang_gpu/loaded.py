@@ -167,15 +167,17 @@ class Loaded:
         self.rounds = rounds
 
     def run(self, save: Save, *, decodes: bool) -> dict[str, Any]:
-        """Conversations of every system, then decodes, in rounds; each is saved."""
+        """Conversations of every system, then decodes, in rounds that begin with another system
+        each; each is saved."""
         talk = self.scale.load.talk
         result: dict[str, Any] = {
-            "ok": False, "talk": asdict(talk), "turns": {}, "gaps": {}, "cost": {},
+            "ok": False, "talk": asdict(talk), "turns": {}, "gaps": {}, "gap_ratios": {},
+            "cost": {},
         }  # fmt: skip
         pairs = {name: engines for name, engines in self.systems.items() if len(engines) > 1}
         names = list(pairs)
         for number in range(self.rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            for name in _from(number, names):
                 found = turns.drive(pairs[name], talk, 10 + number).as_json(talk)
                 result["turns"].setdefault(name, []).append(found)
                 save(result)
@@ -196,11 +198,15 @@ class Loaded:
 
     def _decodes(self, number: int, result: dict[str, Any], save: Save) -> None:
         decodes = self.scale.load.decodes
-        for name, engines in self.systems.items():
+        for name in _from(number, list(self.systems)):
+            engines = self.systems[name]
             kept = gaps.prepare(engines[0], decodes, tiers=name != "none")
             time.sleep(REST_S)
             found = gaps.measure(engines[0], decodes, kept, 3 + number)
             result["gaps"].setdefault(name, []).append(found)
+            result["gap_ratios"] = {
+                loads: gaps.judged(result["gaps"], loads) for loads in self.trees
+            }
             save(result)
 
     def _costs(self, *, fresh: bool = False) -> dict[str, Any]:
@@ -221,6 +227,12 @@ class Loaded:
             if engines[0].schedulers
         }
         return found
+
+
+def _from(number: int, names: list[str]) -> list[str]:
+    """All of them, in turn, from another one in each round."""
+    at = number % len(names)
+    return names[at:] + names[:at]
 
 
 def _rss(pid: int) -> dict[str, int]:

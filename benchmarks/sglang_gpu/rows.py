@@ -1,25 +1,26 @@
 """Rows `rows`: time to the first token by where the prefix comes from, beside stock and HiCache.
 
 Owns the rows of one table and their order: a turn is several rounds, each of which measures every
-column once, the engines in an order drawn anew; the median of a turn's rounds counts, and what is
-compared was measured in the same turns. An eager pass over 8 k cached tokens is bound by the CPU,
-and a CPU is half as fast for moments of some tenths of a second: so all engines have their turn on
-the same core (cores.py), columns of a ratio are measured within a second of one another, on the
-same engine where they can be (own, peer), and all collectors are quiet (quiet.py). Neither side
-flushes: what is to come from a lower tier was evicted by what was asked in between (an engine of
-the other GPU, which has no counterpart, does). Before each timed request its engine has answered a
-short one, so that no column pays for waking an idle process. One request at a time, one new token,
-from sending the prompt to its answer. Engines that are not asked sleep, all of them.
+column once; the median of a turn's rounds counts, and what is compared was measured in the same
+turns. An eager pass over 8 k cached tokens is bound by the CPU, and a CPU is half as fast for
+moments of some tenths of a second: so all engines have their turn on the same core (cores.py),
+columns of a ratio are measured beside one another, as often one first as the other (`order`), and
+all collectors are quiet (quiet.py). Every column is asked under the same circumstances: another
+engine had the core before, and then its own engine answered, uncounted, what it was asked last once
+more, which is as long and in its pool. So nothing pays for waking an idle process or for a core
+whose caches are another's, and as that prompt was the newest already, no order of eviction changes.
+Nobody flushes: what is to come from a lower tier or another pool was evicted by what was asked in
+between. One request at a time, one new token, from sending the prompt to its answer. Engines that
+are not asked sleep, all of them.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.sglang_gpu import models, quiet
 from benchmarks.sglang_gpu.compare import compare
@@ -29,6 +30,7 @@ from benchmarks.sglang_gpu.places import Place
 from benchmarks.sglang_gpu.ratios import paired, ratio_of
 from benchmarks.sglang_gpu.scales import Scale
 from benchmarks.sglang_gpu.workload import prompt
+from tests.sglang import wire
 from tests.sglang.engines import Engine, session_of
 from transfer.ipc.marks import VARIABLE, mark
 
@@ -44,6 +46,17 @@ GOALS: Final[dict[tuple[str, str], tuple[float, float]]] = {
 """(column, beside): the goals at shorter and at longer prompts."""
 LONG: Final = 16_384
 """Tokens of a longer prompt, at least."""
+ASKED_OF: Final = {
+    "own": "b", "peer": "b", "host": "b", "own evicted": "b", "stock own": "stock",
+    "peer, other GPU": "n", "own, other GPU": "n", "HiCache L1": "hicache", "HiCache L2": "hicache",
+}  # fmt: skip
+"""The engine of each column."""
+BLOCKS: Final = (
+    ("own", "stock own", "peer"),
+    ("peer, other GPU", "HiCache L1", "own, other GPU"),
+    ("host", "HiCache L2", "own evicted"),
+)
+"""What is compared stands together, and no engine beside itself."""
 
 Column = dict[str, list[float]]
 Save = Callable[[dict[str, Any]], None]
@@ -94,10 +107,14 @@ def run(
             return quiet.environ(place.folder / f"{name}.pid")
 
         names = "ab" if len(place.gpus) == 1 else "abn"  # the dry run has n as well
+        pools = {"n": {"max_total_tokens": scale.rows_pool_other}}
         engines = {
-            name: pair.start(name, int(name == "n"), {"TREECORED_LOADS": loads, **entry(name)})
+            name: pair.start(
+                name, int(name == "n"), {"TREECORED_LOADS": loads, **entry(name)},
+                **pools.get(name, {}),
+            )
             for name in names
-        }
+        }  # fmt: skip
         beside: dict[str, Engine] = {}
         if not checked:
             beside["stock"] = place.engine("stock", entry("stock"), _plain(given, folder))
@@ -136,6 +153,14 @@ def _plain(given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"model_path": str(folder), **given}
 
 
+class Prompts(NamedTuple):
+    """Of a length: in the host tier, in another's pool, and what HiCache is asked."""
+
+    host: list[list[int]]
+    peers: list[list[int]]
+    beside: list[list[int]]
+
+
 class Rows:
     """The engines and what was measured. `engines`: a, b and n share a tree, n is on the other GPU;
     a has what is in another's pool and is not timed. `pairs`: turns of each length, of one round
@@ -152,6 +177,8 @@ class Rows:
         self.misses: list[str] = []
         self.page = int(pair.given["page_size"])
         self._short = list(prompt(999_999, self.page))  # no whole page that could be shared
+        self._last: dict[str, list[int]] = {}
+        """What each engine was asked last."""
 
     def run(self, save: Save, marks: Path | None) -> dict[str, Any]:
         """Every length in turn; what there is after each is saved."""
@@ -190,31 +217,39 @@ class Rows:
         in the column. A first round does not count."""
         fit = self.scale.rows_pool // length
         base = 1_000 * (at + 1)
-        # Enough of them that each was evicted when its turn comes again.
+        # Enough of them that each was evicted when its turn comes again, in whatever order b is
+        # asked for the three of a round: even from last in one to first in another.
         host = [list(prompt(base + n, length)) for n in range((fit + 2) // 2 * 2)]
-        peers = [list(prompt(base + 500 + n, length)) for n in range(fit // 3 + 1)]
+        count = self.scale.rows_pool_other // length + 1  # n is asked for one of them
+        peers = [list(prompt(base + 500 + n, length)) for n in range(count)]
         before = self._backed_up()
         a, b = self.engines["a"], self.engines["b"]
         for number, tokens in enumerate(host):
-            self._ask("b" if number % 2 else "a", "cold", tokens, column, 0)
+            name = "b" if number % 2 else "a"
+            self.engines[name].generate(self._short, 1)
+            self._ask(name, "cold", tokens, column, 0)
         self._wait_backed_up(before + len(host) * (length // self.page))
         a.flush()  # what the host tier is to give no pool has, and b has to restore its own
         b.flush()
         for tokens in peers:
             a.generate(tokens, 1)
         self._wait_backed_up(before + (len(host) + len(peers)) * (length // self.page))
-        if "stock" in self.engines:
-            self.engines["stock"].generate(peers[0], 1)
-        hicache = self.engines.get("hicache")
-        beside = host[: self.scale.hicache_pool // length + 1]
-        if hicache is not None:
-            for tokens in beside:
-                hicache.generate(tokens, 1)
+        prompts = Prompts(host, peers, host[: self.scale.hicache_pool // length + 1])
+        begin_with = {
+            "b": peers[-1:],
+            "n": peers[-1:],
+            "stock": peers[:1],
+            "hicache": prompts.beside,
+        }
+        for name in [name for name in begin_with if name in self.engines]:
+            for tokens in begin_with[name]:
+                self.engines[name].generate(tokens, 1)
+                self._last[name] = tokens
         first = self._restored()
         for number in range(1 + pairs * rounds):
             if number % rounds == 0:
                 self._seat()
-            self._round(number, column if number else {}, host, peers, beside)
+            self._round(number, column if number else {}, prompts)
             if number and number % rounds == 0:
                 yield
         each = (1 + pairs * rounds) * ((length - 1) // self.page)
@@ -229,59 +264,48 @@ class Rows:
             file = self.pair.place.folder / f"{name}.pid"
             self.seat.engine(int(file.read_text(encoding="utf-8")), session_of(engine.pid))
 
-    def _round(
-        self,
-        number: int,
-        kept: Column,
-        host: list[list[int]],
-        peers: list[list[int]],
-        beside: list[list[int]],
-    ) -> None:
+    def _round(self, number: int, kept: Column, prompts: Prompts) -> None:
+        host, peers, beside = prompts
         length = len(peers[0])
         whole = length - 1 - (length - 1) % self.page
-        even, peer = host[2 * number % len(host)], peers[number % len(peers)]
-        odd = host[(2 * number + 1) % len(host)]
-        ask = self._ask
-
-        def of_b() -> None:
-            ask("b", "peer", peer, kept, whole, "pool")
-            ask("b", "host", even, kept, whole, "host")
-            ask("b", "own evicted", odd, kept, whole, "host")
-            ask("b", "own", odd, kept, whole)
-
-        def of_n() -> None:
-            self.engines["n"].flush()
-            ask("n", "peer, other GPU", peer, kept, whole, "pool")
-            ask("n", "own, other GPU", peer, kept, whole)
-
-        def of_hicache() -> None:
-            tokens = beside[number % len(beside)]
-            ask("hicache", "HiCache L2", tokens, kept, whole, "host")
-            ask("hicache", "HiCache L1", tokens, kept, whole)
-
-        asks: dict[str, Callable[[], None]] = {
-            "stock": lambda: ask("stock", "stock own", peers[0], kept, whole),
-            "b": of_b, "n": of_n, "hicache": of_hicache,
+        peer = peers[number % len(peers)]
+        asked = {
+            "peer": (peer, "pool"), "peer, other GPU": (peer, "pool"),
+            "host": (host[2 * number % len(host)], "host"),
+            "own evicted": (host[(2 * number + 1) % len(host)], "host"),
+            "HiCache L2": (beside[number % len(beside)], "host"),
         }  # fmt: skip
-        names = [name for name in asks if name in self.engines]
-        random.Random(number).shuffle(names)
-        for name in names:
-            asks[name]()
+        if "stock" in self.engines:
+            self._hit("stock", whole)  # the first column comes after another engine, too
+        for column in order(number, self.engines):
+            name = ASKED_OF[column]
+            self._hit(name, whole)
+            tokens, source = asked.get(column) or (self._last[name], "")
+            self._ask(name, column, tokens, kept, whole, source)
+
+    def _hit(self, name: str, whole: int) -> None:
+        """Have an engine answer once more, uncounted, what it was asked last."""
+        answer = self.engines[name].generate(self._last[name], 1)
+        self._check("uncounted hit", answer, whole, restored=False)
 
     def _ask(
         self, name: str, column: str, tokens: list[int], kept: Column, whole: int, source: str = ""
     ) -> None:
-        """Time one request; a hit that is not what the column says is a miss."""
+        """Time one request."""
         engine = self.engines[name]
-        engine.generate(self._short, 1)
         mark("ask", column.replace(" ", "_"), len(tokens))
         began = time.perf_counter()
         answer = engine.collect(engine.submit(tokens, 1), ANSWER_S)
         took = 1e3 * (time.perf_counter() - began)
         mark("told", answer.id)
+        self._last[name] = tokens
         kept.setdefault(column, []).append(round(took, 3))
-        restored = int(str((answer.details or {}).get("host", 0)))
-        right = answer.cached >= whole and (restored > 0) == bool(source)
+        self._check(column, answer, whole, restored=bool(source))
+
+    def _check(self, column: str, answer: wire.Output, whole: int, *, restored: bool) -> None:
+        """A hit that is not what its column says is a miss."""
+        came = int(str((answer.details or {}).get("host", 0)))
+        right = answer.cached >= whole and (came > 0) == restored
         right &= bool(whole) or not answer.cached
         if not right:
             self.misses.append(f"{column}: {answer.cached} of {whole}, {answer.details}")
@@ -300,6 +324,16 @@ class Rows:
                 self.misses.append(f"{self._backed_up()} pages were backed up of {pages}")
                 return
             time.sleep(0.02)
+
+
+def order(number: int, engines: Collection[str]) -> list[str]:
+    """The columns of a round, of these engines. Rounds that follow one another go through every
+    order of the blocks and of each block's ends, so what is compared takes every place alike."""
+    turned = [
+        block[::-1] if number >> at & 1 else block for at, block in enumerate(BLOCKS, start=1)
+    ]
+    blocks = turned[::-1] if number & 1 else turned
+    return [column for block in blocks for column in block if ASKED_OF[column] in engines]
 
 
 def judged(column: Column, rounds: int, *, long: bool) -> dict[str, Any]:

@@ -65,6 +65,11 @@ class Scale:
     hicache_gib: int
     load: Load
 
+    @property
+    def rows_pool_other(self) -> int:
+        """Of the engine on the other GPU, which is asked for one prompt a round, not for three."""
+        return self.rows_pool // 2
+
 
 SCALES: Final[dict[str, Scale]] = {
     "tiny": Scale(
@@ -73,13 +78,13 @@ SCALES: Final[dict[str, Scale]] = {
         ids_tier_gb=1,
         kills_model="tiny", kills_pool=1024, kills_requests=30, ttft_model="tiny",
         ttft_lengths=(64, 256), ttft_pairs=2, ttft_pool=1024, ttft_tier_gib=1,
-        rows_lengths=(256, 64), rows_pairs=(2, 2), rows_rounds=(1, 3), rows_pool=1024,
+        rows_lengths=(256, 64), rows_pairs=(2, 2), rows_rounds=(1, 3), rows_pool=1536,
         rows_tier_gib=1,
         hicache_pool=1024, hicache_gib=1, load=Load(
             Talk(users=6, turns=4, first=64, more=16, new=8),
             Decodes(
                 streams=2, tokens=32, new=80, beside=128, kept=8, fresh=64, every_s=0.03,
-                open_max=2,
+                asks=4, open_max=2,
             ),
             rounds=1, decode_rounds=1, pool=1024, running=4, chunk=128, context=1000, tier_gib=2,
         ),
@@ -93,7 +98,10 @@ SCALES: Final[dict[str, Scale]] = {
         rows_lengths=(2_048,), rows_pairs=(2,), rows_rounds=(3,), rows_pool=16_384, rows_tier_gib=8,
         hicache_pool=16_384, hicache_gib=4, load=Load(
             Talk(users=8, turns=3, first=2_000, more=200, new=16),
-            Decodes(streams=8, tokens=512, new=120, beside=4_096, kept=8, fresh=1_024, every_s=0.1),
+            Decodes(
+                streams=8, tokens=512, new=120, beside=4_096, kept=8, fresh=1_024, every_s=0.1,
+                asks=4,
+            ),
             rounds=1, decode_rounds=1, pool=24_576, running=16, chunk=8_192, context=40_960,
             tier_gib=8,
         ),
@@ -104,10 +112,13 @@ SCALES: Final[dict[str, Scale]] = {
         ids_tier_gb=2,
         kills_model="wide", kills_pool=65_536, kills_requests=200, ttft_model="large",
         ttft_lengths=(8_192, 2_048, 32_768), ttft_pairs=10, ttft_pool=40_960, ttft_tier_gib=16,
-        rows_lengths=(32_768, 8_192), rows_pairs=(30, 40), rows_rounds=(1, 5), rows_pool=73_728,
-        rows_tier_gib=40, hicache_pool=40_960, hicache_gib=12, load=Load(
+        rows_lengths=(32_768, 8_192), rows_pairs=(30, 34), rows_rounds=(1, 5), rows_pool=73_728,
+        rows_tier_gib=42, hicache_pool=40_960, hicache_gib=12, load=Load(
             Talk(users=32, turns=5, first=2_000, more=250, new=32),
-            Decodes(streams=8, tokens=512, new=250, beside=8_192, kept=5, fresh=2_048, every_s=0.1),
+            Decodes(
+                streams=8, tokens=512, new=250, beside=8_192, kept=5, fresh=2_048, every_s=0.1,
+                asks=10,
+            ),
             rounds=4, decode_rounds=2, pool=32_768, running=16, chunk=8_192, context=40_960,
             tier_gib=16,
         ),

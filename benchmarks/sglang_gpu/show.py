@@ -183,15 +183,27 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
         for n, one in enumerate(found, 1)
     ]  # fmt: skip
     gaps = [
-        [system, phase, *(f"{one[f'{k}_ms']:.2f}" for k in ("p50", "p99", "mean")), one["asked"]]
+        [system, phase, *(f"{one[f'{k}_ms']:.2f}" for k in ("p50", "p99", "mean")), one["asked"],
+         one.get("left_out", "")]
         for system, found in result.get("gaps", {}).items()
         for phases in found
         for phase, one in phases.items()
-    ]
+    ]  # fmt: skip
+    judgements = [
+        [ours, theirs, phase,
+         *(f"{one[k]:.3f}" if k in one else "" for k in ("p50", "p99", "goal")),
+         "; ".join(["not comparable", *one["not comparable"]]) if "not comparable" in one
+         else "" if one.get("ok", True) else "missed"]
+        for ours, beside in result.get("gap_ratios", {}).items()
+        for theirs, phases in beside.items()
+        for phase, one in phases.items()
+    ]  # fmt: skip
     heads = ["system", "round", "requests/s", "TTFT ms, mean", "of later turns", "cached", "failed"]
     parts = [f"{name} ({_ok(result)}): conversations", table(heads, rounds)]
     parts += [str(result.get("factors", {})), "gaps between tokens, ms"]
-    parts.append(table(["system", "beside", "p50", "p99", "mean", "asked"], gaps))
+    parts.append(table(["system", "beside", "p50", "p99", "mean", "asked", "left out"], gaps))
+    heads = ["gaps of", "times those of", "beside", "p50", "p99", "goal", ""]
+    parts.append(table(heads, judgements))
     if "digests" in result:
         parts.append(_digests(result))
     return "\n".join([*parts, str(result.get("cost", {})), str(result.get("absent", ""))])

@@ -23,7 +23,7 @@ PIECE_PAGES: Final = 32
 PIECES_KEPT_MAX: Final = 8_192
 
 ENDS_KEPT_MAX: Final = 65_536
-Ends: TypeAlias = dict[int, int]
+Ends: TypeAlias = OrderedDict[int, int]
 """The digest at the end of a path, by the number of its last part."""
 
 Work: TypeAlias = Iterator["Frame | None"]
@@ -148,7 +148,7 @@ class Chains:
                 made = yield from self.pieces(tokens, page_bytes, digest)
                 known = ends[number] = made[-1]
                 if len(ends) > ENDS_KEPT_MAX:
-                    del ends[next(iter(ends))]
+                    ends.popitem(last=False)
             digest = known
         return digest
 

@@ -266,6 +266,11 @@ def _transfers(directory: Directory) -> list[str]:
         found.append(f"transfers: {len(directory.tree.filling)} nodes fill, copies have {said}")
     if {op for op, copy in copies.items() if copy.kind == "backup"} != fills.keys():
         found.append(f"transfers: fills {sorted(fills)} are not the backups in flight")
+    wished = directory.transfers.wished
+    if not wished.keys() <= directory.tree.nodes.keys():
+        found.append("transfers: backups are wished for of nodes that are gone")
+    if wished and not fills:
+        found.append(f"transfers: {len(wished)} backups wait, and none is in flight to end")
     for op, nodes in fills.items():
         found += [
             f"transfers: node {node.id} is not filling by copy {op}"

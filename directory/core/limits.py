@@ -52,6 +52,8 @@ SLOTS_PER_SEGMENT_MAX: Final = 1 << 16
 LEASES_PER_POOL_MAX: Final = 65_536
 BACKUPS_IN_FLIGHT_MAX: Final = 64
 BACKUPS_PENDING_MAX: Final = 262_144
+BACKUPS_LOOKED_AT_MAX: Final = 64
+"""Wishes that come to nothing, in one event, while the end of a backup will see to the others."""
 RESTORES_PER_POOL_MAX: Final = 1_024
 LANDING_COUNTERS_MAX: Final = 1_024
 """Landing counters of one pool; each serves one load at a time."""

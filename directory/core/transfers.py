@@ -16,7 +16,7 @@ from directory.core.copies import Copy, Guard, add_part, submissions
 from directory.core.errors import BadMessage, TooMany
 from directory.core.events import CopyDone, Restore
 from directory.core.host import HostSlots
-from directory.core.ids import HOST, LANDINGS, POOL_WORD, NodeId, OpId, Place, PoolId
+from directory.core.ids import HOST, LANDINGS, POOL_WORD, OpId, Place, PoolId
 from directory.core.journal import HostJournal
 from directory.core.lease import Lease
 from directory.core.node import RESIDENT, Node
@@ -48,8 +48,9 @@ class Transfers:
         self._count = count
         self.copies: dict[OpId, Copy] = {}
         self.shards: dict[OpId, Copy] = {}
-        self.wished: dict[NodeId, PoolId] = {}
+        self.wished = tree.wished
         self._backups = 0
+        self._begins = True
         self._last_op: OpId = 0
 
     # Backups.
@@ -58,23 +59,33 @@ class Transfers:
         """Queue nodes (ancestors first) for backup where the host has nothing of them yet.
 
         `not_pool`: a pool that a first try lost them from, and that is not to be the source."""
-        for node in nodes:
+        for node in nodes if self._begins else ():
             if node.at(HOST) is not None or node.id in self.wished:
                 continue
+            if node.id not in self._tree.nodes:
+                continue  # merged into its child meanwhile
             if len(self.wished) >= limits.BACKUPS_PENDING_MAX:
                 self._count("backups_dropped", node.page_count)
                 return
             self.wished[node.id] = not_pool
 
+    def begin_no_backups(self) -> None:
+        """The daemon ends: a backup that is begun now would cost cold pages, and never land."""
+        self._begins = False
+        self.wished.clear()
+
     def pump(self) -> list[Action]:
-        """Start queued backups up to the limit in flight."""
+        """Start queued backups up to the limit in flight. Of wishes that come to nothing a bounded
+        number is looked at while a backup is in flight, for its end has the next ones looked at."""
         actions: list[Action] = []
+        idle = 0
         while self.wished and self._backups < limits.BACKUPS_IN_FLIGHT_MAX:
-            node_id = next(iter(self.wished))
-            not_pool = self.wished.pop(node_id)
-            node = self._tree.nodes.get(node_id)
-            if node is not None:
-                actions += self._begin_backup(node, not_pool)
+            if idle >= limits.BACKUPS_LOOKED_AT_MAX and self._backups:
+                break
+            node_id, not_pool = self.wished.popitem(last=False)
+            begun = self._begin_backup(self._tree.nodes[node_id], not_pool)
+            idle += not begun
+            actions += begun
         return actions
 
     def _begin_backup(self, node: Node, not_pool: PoolId) -> list[Action]:

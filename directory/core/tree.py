@@ -7,20 +7,13 @@ the caller's (`pool`, `Directory`, the shim's mirror). It never compares anythin
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from directory.core import limits
 from directory.core.errors import InternalError, StaleNode, TooMany
-from directory.core.ids import HOST, NodeId, OpId, Place
+from directory.core.ids import HOST, NodeId, OpId, Place, PoolId
 from directory.core.namespace import NamespaceKey
-from directory.core.node import (
-    NOT_FILED,
-    RESIDENT,
-    Node,
-    Residency,
-    RootedSpace,
-    Run,
-    Tap,
-    untie,
-)
+from directory.core.node import NOT_FILED, RESIDENT, Node, Residency, RootedSpace, Run, Tap, untie
 from directory.core.place import PlaceState
 from directory.core.spans import join_runs, split_runs
 from directory.core.states import RESIDENCY, ResidencyEvent, ResidencyState, step
@@ -40,6 +33,8 @@ class Tree:
         self.fills: dict[OpId, list[Node]] = {}
         self.filling: dict[tuple[NodeId, Place], OpId] = {}
         """The operation that fills a node at a place, until it ends."""
+        self.wished: OrderedDict[NodeId, PoolId] = OrderedDict()
+        """Backups that are wished for (transfers.py), by node: a wish goes with its node."""
         self.tap: Tap | None = None
         self._last_id: NodeId = 0
 
@@ -139,6 +134,7 @@ class Tree:
             parent.unhang(node.edge[: node.space.page_key])
             parent.space.version += 1
             del self.nodes[node.id]
+            self.wished.pop(node.id, None)
             node = parent
         if node.parent is not None:
             self.merge(node)
@@ -176,6 +172,8 @@ class Tree:
         child.edge = node.edge + child.edge
         child.parent = node.parent
         del self.nodes[node.id]
+        if node.id in self.wished:
+            self.wished.setdefault(child.id, self.wished.pop(node.id))
 
     # Residency.
 

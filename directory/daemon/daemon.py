@@ -151,7 +151,8 @@ class Daemon:
     def close(self) -> None:
         """End everything in order, within a bounded time. Repeatable."""
         log.info("stopping", signal=self._stop_signal, sessions=len(self.sessions))
-        self.movers.ends.tell_all()
+        self._directory.transfers.begin_no_backups()
+        self.movers.ends.tell_last()
         self.sessions.close()
         pidfd = self.movers.begin_close()
         if pidfd >= 0:

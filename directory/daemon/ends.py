@@ -14,12 +14,16 @@ from functools import partial
 from time import monotonic_ns
 from typing import Final
 
+import structlog
+
 from directory.core.events import CopyDone
 from directory.daemon.loop import Loop
 from directory.daemon.turns import Rank
 
 PIECE_NS: Final = 200_000
 """So long the directory is told of ended copies before others have their turn, and one more."""
+
+log = structlog.get_logger("ends")
 
 
 class Ends:
@@ -44,6 +48,16 @@ class Ends:
         for waiting in self._waiting.values():
             while waiting:
                 self._tell(waiting.popleft())
+
+    def tell_last(self) -> None:
+        """Tell of all that wait, for the daemon ends; where that raises, of none after it."""
+        try:
+            self.tell_all()
+        except Exception as error:
+            # What the daemon ends over may be raised here again. What was not told has not landed,
+            # and everything else is to be closed all the same.
+            log.error("ends of copies were not told", left=len(self), exc_info=error)
+        self.forget()
 
     def forget(self) -> None:
         """Tell of none of them any more."""

@@ -22,16 +22,16 @@ class Gate:
         self._breakers: dict[str, Breaker] = {}
         self._waiting: dict[OpId, tuple[SubmitCopy, int]] = {}  # with since when, oldest first
         self._failed: list[CopyDone] = []
-        self._kinds: dict[OpId, str] = {}  # of copies that a mover has
+        self._kinds: dict[OpId, str] = {}  # of copies that a mover has, until their end is told
 
     @property
     def busy(self) -> bool:
-        """Whether a mover has copies that it has not ended."""
+        """Whether a mover has copies whose end was not told."""
         return bool(self._kinds)
 
     @property
     def in_flight(self) -> int:
-        """Copies that a mover has."""
+        """Copies that a mover has, or has ended without that being told yet."""
         return len(self._kinds)
 
     def kind_of(self, op: OpId) -> str | None:

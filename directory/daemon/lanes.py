@@ -21,13 +21,13 @@ import structlog
 
 from directory.core import limits
 from directory.core.errors import BadMessage, TooLarge
-from directory.core.events import Lock, Match, Restore, Unlock
+from directory.core.events import Evict, Flush, Insert, Lock, Match, Restore, Unlock
 from directory.core.ids import PoolId
 from directory.daemon.loop import Loop
 from directory.daemon.turns import Rank
 from directory.protocol.ended import Ended
 from directory.protocol.endpoint import Endpoint
-from directory.protocol.messages import Envelope, Extent
+from directory.protocol.messages import ClientBody, Envelope, Extent
 from transfer.ipc.lane import FrameLane, LaneOver
 from transfer.ipc.memory import SharedMemoryIPC
 
@@ -57,7 +57,13 @@ class ClientLane:
     """One lane with its arena, whose memory cannot shrink: it can be read whatever it holds."""
 
     def __init__(
-        self, loop: Loop, ipc: SharedMemoryIPC, pool: PoolId, fds: Sequence[int], nbytes: int
+        self,
+        loop: Loop,
+        ipc: SharedMemoryIPC,
+        pool: PoolId,
+        fds: Sequence[int],
+        nbytes: int,
+        thin: bool,
     ) -> None:
         """Take the descriptors over; raises a typed error, and then they stay the caller's."""
         if len(fds) != LANE_FDS:
@@ -74,6 +80,7 @@ class ClientLane:
         # A client begins at the start: no page of that is new when it is wanted.
         bytes(self._mapping.view[: min(nbytes, TOUCHED_BYTES) : 4096])
         self.pool = pool
+        self.thin = thin
         self._loop = loop
         self._ipc = ipc
         self._nbytes = nbytes
@@ -151,14 +158,14 @@ class Lanes:
         self.due_us: int | None = None
         """When what nobody waits for is to be acknowledged at the latest, or None."""
 
-    def open(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
+    def open(self, pool: PoolId, fds: Sequence[int], arena_bytes: int, *, thin: bool) -> None:
         """Take a lane into use; the descriptors are the lane's from here on.
 
         Raises a typed error, and then they stay the caller's.
         """
         if pool in self._lanes:
             raise BadMessage("this session has opened its lane already")
-        lane = ClientLane(self._loop, self._ipc, pool, fds, arena_bytes)
+        lane = ClientLane(self._loop, self._ipc, pool, fds, arena_bytes, thin)
         self._lanes[pool] = lane
         self._endpoint.open_lane(pool, lane)
         self._loop.watch(lane.frames.fileno(), lambda events: self._serve(lane, events))
@@ -248,11 +255,17 @@ class Lanes:
         frames = lane.frames
         if lane.head is not None and type(lane.head.body) not in QUESTIONS:
             lane.put_off = True
-            waits = isinstance(lane.head.body, Restore)
-            rank = Rank.RESTORES if waits else Rank.REPORTS
+            rank = _rank(lane.head.body, thin=lane.thin)
             self._loop.later(frames.fileno(), rank, partial(self._turn, lane))
         elif lane.head is not None or lane.left or frames.more:
             self._loop.call_again(frames.fileno())
+
+
+def _rank(body: ClientBody, *, thin: bool) -> Rank:
+    """What a message that is no question has. A thin pool's scheduler does nothing before it has
+    the answer; a mirrored one has done what it reports."""
+    waits = isinstance(body, Restore | Evict) or (thin and isinstance(body, Insert | Flush))
+    return Rank.RESTORES if waits else Rank.REPORTS
 
 
 def _stream_socket(fd: int) -> socket.socket:

@@ -15,12 +15,15 @@ from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Final, Protocol
 
+from directory.core.limits import POOLS_MAX
 from directory.daemon.turns import Piece, Rank, Turns
 
 Callback = Callable[[int], None]
 """Called with the epoll event mask."""
 
-EVENTS_PER_WAKE_MAX = 64
+EVENTS_PER_WAKE_MAX: Final = 4 * POOLS_MAX
+"""More than all descriptors of all sessions: who is put off stays readable, and must not take the
+place of somebody who asks."""
 SPIN_NS: Final = 50_000
 """How long the loop looks before it sleeps, while things come as close as that upon another."""
 
@@ -89,7 +92,8 @@ class Loop:
             self._again.add(fd)
 
     def later(self, who: Hashable, rank: Rank, piece: Piece) -> None:
-        """Put off what can wait; what a descriptor puts off is forgotten with it."""
+        """Put off what can wait. What a descriptor puts off is forgotten with it, and until it is
+        done its callback hears nothing of what there is to read."""
         self._turns.put(who, rank, piece)
 
     def forget(self, who: Hashable) -> None:
@@ -111,6 +115,10 @@ class Loop:
         if self._again or turns or (hidden is not None and hidden.pending()):
             timeout_s = 0
         ready = self._wait(timeout_s)
+        if turns:
+            # Who waits for a turn reads nothing before it: even to say so would take time of those
+            # who ask, where there are many.
+            ready = [one for one in ready if one[1] != select.EPOLLIN or not turns.waits(one[0])]
         if self._again:
             told = {fd for fd, _ in ready}
             ready += [(fd, 0) for fd in self._again if fd not in told]

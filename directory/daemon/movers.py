@@ -77,6 +77,7 @@ class Movers:
         self._counters = counters
         self.state = MoverState.NONE
         self._mover: AnyMover | None = None
+        self._dying = False  # it was killed, and is told nothing more
         self._watched_fd = -1
         self._writing = False
         self._pools: dict[PoolId, Registration] = {}
@@ -150,8 +151,7 @@ class Movers:
         return self._patience.due_us(slow=self._slow) if self._busy else None
 
     def on_time(self, now: int) -> None:
-        """End copies whose time is over, start a successor, or find out whether a busy mover is
-        still there."""
+        """End copies whose time is over, start another, or see whether a busy mover is there."""
         for done in self._gate.failed(now):
             self._host.tell(done)
         due = self._mover_due_us()
@@ -166,12 +166,11 @@ class Movers:
             self.ends.tell_all()
         if self._mover is None or not self._busy:
             return
-        slow = self._slow
-        verdict = self._patience.judge(now, slow=slow)
+        verdict = self._patience.judge(now, slow=self._slow)
         if verdict is Verdict.ASK:
             self._tell_mover(lambda mover: mover.ping(0))
         elif verdict is Verdict.LOST:
-            silence_ms = self._patience.silence_us(slow=slow) // 1000
+            silence_ms = self._patience.silence_us(slow=self._slow) // 1000
             self._lose(f"it has work and said nothing for {silence_ms} ms")
 
     def replace(self) -> None:
@@ -318,6 +317,7 @@ class Movers:
             return
         pid, lived_ms = mover.pid, (now_us() - self._since_us) // 1000
         mover.kill()
+        self._dying = True
         self.ends.tell_all()  # what it had finished and said before still counts
         try:
             for reply in mover.receive():
@@ -349,7 +349,7 @@ class Movers:
 
     def _bury(self, event: MoverEvent) -> None:
         """Kill and reap the mover and forget what only it knew."""
-        mover, self._mover = self._mover, None
+        mover, self._mover, self._dying = self._mover, None, False
         self.ends.forget()
         if mover is not None:
             self._loop.unwatch(self._watched_fd)
@@ -364,7 +364,7 @@ class Movers:
 
     def _tell_mover(self, say: Say) -> None:
         mover = self._mover
-        if mover is None:
+        if mover is None or self._dying:
             return
         try:
             say(mover)
@@ -372,6 +372,7 @@ class Movers:
             # Not from inside the directory's turn: the kill is noticed as any other death.
             log.warning("mover cannot be told", mover=mover.pid, reason=str(error))
             mover.kill()
+            self._dying = True
             return
         self._watch_writing()
 

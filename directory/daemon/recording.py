@@ -79,7 +79,7 @@ class Recording:
         self.hot = HotPrefixes()
         self.causes = Causes()
         """Of the requests in the log; without a log nobody says their paths."""
-        self._ends: Ends = {}
+        self._ends: Ends = OrderedDict()
         """Of nodes of the directory's tree."""
         self.gone: OrderedDict[tuple[bytes, int], Gone] = OrderedDict()
         """By namespace digest and digest of the first page that went."""
@@ -117,7 +117,7 @@ class Recording:
 
     def watch(self) -> Tap:
         """Return the tap of a new directory, whose nodes' numbers say nothing of earlier ones."""
-        self._ends = {}
+        self._ends = OrderedDict()
         return self.tap
 
     def tap(self, node: Node, place: Place, sign: int) -> None:

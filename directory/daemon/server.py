@@ -69,12 +69,14 @@ class Server:
         self._endpoint.close_pool(pool)
         self._lanes.close(pool)
 
-    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
-        """Listen to a pool by a lane, too; the descriptors are taken over.
+    def open_lane(
+        self, pool: PoolId, fds: Sequence[int], arena_bytes: int, *, thin: bool = False
+    ) -> None:
+        """Listen to a pool by a lane, too; the descriptors are taken over. `thin`: its mode.
 
         Raises a typed error, and then they stay the caller's.
         """
-        self._lanes.open(pool, fds, arena_bytes)
+        self._lanes.open(pool, fds, arena_bytes, thin=thin)
 
     def begin_epoch(self, epoch: int) -> None:
         """Forget everything; messages of the epoch before are refused from now on."""

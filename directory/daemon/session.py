@@ -81,8 +81,8 @@ class Host(Protocol):
         """Let the pool be spoken for over ZeroMQ."""
         ...
 
-    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
-        """Let the pool be spoken for by a lane, too; takes the descriptors over.
+    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int, *, thin: bool) -> None:
+        """Let the pool be spoken for by a lane, too; takes the descriptors over. `thin`: its mode.
 
         Raises a typed error, and then they stay the caller's.
         """

@@ -309,9 +309,10 @@ class Sessions:
             elif isinstance(request, AdminRequest):
                 self._admin(session, request, fds)
             elif isinstance(request, OpenLane):
-                if session.state is not SessionState.LIVE:
+                if session.state is not SessionState.LIVE or session.registration is None:
                     raise BadMessage("a lane is opened after Registered")
-                self._host.open_lane(session.pool, fds, request.arena_bytes)
+                thin = session.registration.message.mode == "thin"
+                self._host.open_lane(session.pool, fds, request.arena_bytes, thin=thin)
                 kept = True
             else:
                 registration = self._registration(session, request, fds)

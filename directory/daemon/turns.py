@@ -33,7 +33,7 @@ class Rank(IntEnum):
     """What comes first."""
 
     RESTORES = 0
-    """Somebody waits for it: restores, asked for or ended."""
+    """Somebody waits for it: restores, asked for or ended, and what a thin pool asks for."""
     REPORTS = 1
     BACKUPS = 2
 
@@ -58,6 +58,11 @@ class Turns:
     def put(self, who: Hashable, rank: Rank, piece: Piece) -> None:
         """Have a piece done when its turn has come; one a rank for each `who`, behind others."""
         self._waiting[rank].setdefault(who, piece)
+
+    def waits(self, who: Hashable) -> bool:
+        """Whether somebody has something here."""
+        first, second, third = self._waiting
+        return who in first or who in second or who in third
 
     def drop(self, who: Hashable) -> None:
         """Forget all that somebody has here."""

@@ -73,8 +73,8 @@ class Capture:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to hand on now."""
-        return bool(self._records) or self._walk is not None
+        """Whether there is something to hand on now, or left to let go of."""
+        return bool(self._records or self._dropped) or self._walk is not None
 
     @property
     def walking(self) -> bool:

@@ -19,7 +19,6 @@ without this side's knowing at once, or SGLang would be promised pages that cann
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
@@ -33,16 +32,12 @@ from scheduler_shim.questions import LiveRequest
 from scheduler_shim.request import Request
 from scheduler_shim.sglang.landings import Landings
 from scheduler_shim.sglang.layerwise import Layerwise
+from scheduler_shim.sglang.load import count_bytes
 from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.targets import Targets
 from scheduler_shim.sglang.waiting import HELD, Around, Entry, KeyOf, Stage, Waiting, due_us
 from scheduler_shim.thin_tree import ThinTree
 from transfer.ipc.marks import mark
-
-LOSSES_MAX: Final = 2
-"""After so many lost landings a request is admitted without."""
-FILLS_MAX: Final = 4
-"""Restores that one request waits for: a path may come in pieces, but not for ever."""
 
 
 class HeldBack:
@@ -50,6 +45,8 @@ class HeldBack:
 
     def __init__(self, around: Around, settings: Settings, key_of: KeyOf, loads: Layerwise) -> None:
         self.fills = Fills()
+        self.changes = 0
+        """How often a look-up has gone, or waits for something else: also between two ticks."""
         self._around = around
         self._loads = loads
         loads.look_ups = self
@@ -148,10 +145,10 @@ class HeldBack:
         """The row that is being inserted: whoever keeps the tree next must know of it."""
         return self._landings.rows
 
-    @property
-    def asking(self) -> bool:
-        """Whether somebody is held back for an answer."""
-        return any(entry.stage is Stage.ASKING for entry in self._asking.values())
+    def asking(self, since_us: int) -> bool:
+        """Whether somebody is held back for an answer to what was asked since."""
+        asking = (entry for entry in self._asking.values() if entry.stage is Stage.ASKING)
+        return any(entry.asked_us >= since_us for entry in asking)
 
     @property
     def held_count(self) -> int:
@@ -263,7 +260,7 @@ class HeldBack:
         """Wait for a restore that brings the page behind the row anyway."""
         start = len(entry.request.row)
         fill = self.fills.ahead(entry.request, start)
-        if fill is None or fill.start > start or entry.fills >= FILLS_MAX:
+        if fill is None or fill.start > start or not entry.waits_again:
             return False
         fill.add(entry.request)
         self._wait_for_fill(entry)
@@ -272,13 +269,14 @@ class HeldBack:
 
     def _wait_for_fill(self, entry: Entry) -> None:
         """Hold it back for this one, but not for ever: its fills are counted."""
+        self.changes += 1
         entry.stage = Stage.FILLING
         entry.since_us = entry.asked_us
         entry.fills += 1
 
     def room_for(self, entry: Entry) -> int:
         """Pages that a restore for a request that is held back could have as targets now."""
-        return self._targets.room_for(entry.request) if entry.fills < FILLS_MAX else 0
+        return self._targets.room_for(entry.request) if entry.waits_again else 0
 
     def restore(self, entry: Entry) -> bool:
         """Hold a request back until what lies beyond its row is here, as far as there is room."""
@@ -286,7 +284,7 @@ class HeldBack:
 
     def _restore(self, entry: Entry) -> bool:
         request, around = entry.request, self._around
-        may = request.receipt != NO_LEASE and entry.fills < FILLS_MAX
+        may = request.receipt != NO_LEASE and entry.waits_again
         wanted = self._targets.wanted(request) if may else 0
         if not wanted:
             return False
@@ -316,10 +314,8 @@ class HeldBack:
         entries = [self._by_number[request.number] for request in requests]
         landed = False
         if isinstance(reply, Restored) and reply.landed and not fill.stale:
-            page_bytes = self._around.pool.page_bytes
             self._around.count("landed")
-            self._around.count("bytes_restored_host", reply.host_pages * page_bytes)
-            self._around.count("bytes_restored_peer", reply.peer_pages * page_bytes)
+            count_bytes(self._around, reply)
             self._loads.checks.restored(fill, reply)
             for entry in entries:
                 entry.peers += reply.peer_pages
@@ -342,7 +338,7 @@ class HeldBack:
                     continue  # all of it is here
             else:
                 request.losses += 1
-            if request.losses < LOSSES_MAX and entry.rid in self._entries:
+            if entry.tries_again and entry.rid in self._entries:
                 request.attempt += 1
                 entry.stage = Stage.NEW
                 self._look_up(entry, now_us)
@@ -395,6 +391,7 @@ class HeldBack:
         self._around.room.tree.release(request)
         if (entry := self._by_number.get(request.number)) is not None:
             entry.stage = Stage.PASSED
+            self.changes += 1
 
     def __repr__(self) -> str:
         return f"<HeldBack {self.held_count} of {len(self._entries)} held, {self.fills!r}>"

@@ -29,7 +29,7 @@ from scheduler_shim.questions import LiveRequest
 from scheduler_shim.request import Request
 from scheduler_shim.sglang.checking import Unchecked
 from scheduler_shim.sglang.layer_counter import LayerCounter, Layers
-from scheduler_shim.sglang.load import AroundLoads, Load, LoadLookUps, end_request
+from scheduler_shim.sglang.load import AroundLoads, Load, LoadLookUps, count_bytes, end_request
 from scheduler_shim.sglang.looks import PEEK_US, Looks
 from scheduler_shim.sglang.offers import Offers
 from scheduler_shim.sglang.settings import Settings
@@ -88,12 +88,10 @@ class Layerwise:
         if self._layers is None or req.rid in self._by_rid:
             return b""
         request = self._offers.take(self.look_ups, req.rid, own, count)
-        if request is None:
-            self._around.count("loads_declined")
-            return b""
-        load = self._start(req, request, count, self._layers)
+        load = self._start(req, request, count, self._layers) if request is not None else None
         if load is None:
-            self.look_ups.let_go(request)
+            if request is not None:
+                self.look_ups.let_go(request)
             self._around.count("loads_declined")
             return b""
         self._by_rid[load.rid] = self._by_seq[load.fill.seq] = load
@@ -262,9 +260,7 @@ class Layerwise:
         self._around.count("landed" if load.landed else "lost")
         self.checks.restored(fill, reply if load.landed else None, layerwise=True)
         if isinstance(reply, Restored):
-            page_bytes = self._around.pool.page_bytes
-            self._around.count("bytes_restored_host", reply.host_pages * page_bytes)
-            self._around.count("bytes_restored_peer", reply.peer_pages * page_bytes)
+            count_bytes(self._around, reply)
         if not proven:
             self._lose(load, detail)
         self._answered.append(load)
@@ -283,6 +279,12 @@ class Layerwise:
                 self.checks.about(load)
                 self.publish(load.req, load.fill.end)
             self.look_ups.wake(load.fill, landed=load.landed)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether `tick` may have something to do."""
+        late = self.defect is not None or len(self._answered) > 0
+        return late or self.checks.has_turns or self._offers.revocable
 
     def _settle(self, load: Load) -> bool:
         """The targets are quiet: they are the row's own, like computed pages. False: they were,
@@ -370,12 +372,11 @@ class Layerwise:
             return
         for load in self._by_rid.values():
             if load.orphan:
-                load.orphan = False
                 self._end_unanswered(load)
         self._layers.landings.settle()
 
     def _end_unanswered(self, load: Load) -> None:
-        load.answered = True
+        load.answered, load.orphan = True, False
         self._answered.append(load)
 
     # What is to be seen.

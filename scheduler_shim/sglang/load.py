@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from directory.core.actions import AnyReply
+from directory.core.actions import AnyReply, Restored
 from scheduler_shim.fills import Fill
 from scheduler_shim.landings import Landing
 from scheduler_shim.request import Request
@@ -123,6 +123,13 @@ class AroundLoads(Around, Protocol):
     def take_answers(self) -> None:
         """Take what has come."""
         ...
+
+
+def count_bytes(around: Around, reply: Restored) -> None:
+    """Count what has landed, by where it came from."""
+    page_bytes = around.pool.page_bytes
+    around.count("bytes_restored_host", reply.host_pages * page_bytes)
+    around.count("bytes_restored_peer", reply.peer_pages * page_bytes)
 
 
 def end_request(req: Any, why: str) -> None:

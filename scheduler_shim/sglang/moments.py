@@ -23,26 +23,29 @@ class Moments:
         self._held = held
         self._settings = settings
 
-    def wait(self, waiting: Sequence[Waiting], *, busy: bool, asked: bool) -> None:
-        """At the end of a tick. `busy`: whether anything runs; `asked`: whether this tick has asked
-        the daemon what lies beyond the pool."""
+    def wait(self, waiting: Sequence[Waiting], *, busy: bool, asked_us: int | None) -> None:
+        """At the end of a tick. `busy`: whether anything runs; `asked_us`: when this tick has begun
+        to ask the daemon what lies beyond the pool, None where it has not."""
         wait_us = self._settings.busy_wait_us if busy else self._settings.idle_wait_us
-        if wait_us and (asked if busy else self._nobody_is_admissible(waiting)):
-            self._wait(wait_us, once=not busy)
+        if wait_us and (asked_us is not None if busy else self._nobody_is_admissible(waiting)):
+            self._wait(wait_us, asked_us if busy else None)
 
     def _nobody_is_admissible(self, waiting: Sequence[Waiting]) -> bool:
         window = waiting[: self._settings.window]
         return bool(window) and all(self._held.held(req.rid) for req in window)
 
-    def _wait(self, wait_us: int, *, once: bool) -> None:
-        """Sleep until a frame comes (`once`), or until nobody is held for an answer any more."""
+    def _wait(self, wait_us: int, asked_us: int | None) -> None:
+        """Sleep until a frame comes (None), or until nobody is held any more for an answer to what
+        was asked from `asked_us` on."""
         around = self._around
         give_up_us = around.now_us() + wait_us
         left_us = wait_us
-        while around.client is not None and left_us > 0 and (once or self._held.asking):
+        while around.client is not None and left_us > 0:
+            if asked_us is not None and not self._held.asking(asked_us):
+                break
             around.client.sleep(left_us)
             around.take_answers()
-            left_us = 0 if once else give_up_us - around.now_us()
+            left_us = 0 if asked_us is None else give_up_us - around.now_us()
         if around.client is not None:
             around.client.send_held()
 

@@ -6,7 +6,9 @@ since: what the pool has now, the answer's lease and the loads under way are com
 
 With `adaptive` loads nothing is offered, and what was is taken back, while a request of the batch
 that runs waits for its next token: a pass that follows a load lasts as long as the load, and every
-such request waits for it. What would have been offered is restored while its request is held back.
+such request waits for it. What would have been offered is restored while its request is held back:
+a few requests a tick, and where each of them costs a round trip that is waited for (thin) one. The
+others are held back until it is their turn, or nothing decodes any more.
 
 A mirrored offer keeps the lease of its answer, so that the host tier cannot lose it; a thin one
 leases when it is taken, because a thin lease protects own pages, too, and a waiting request must
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from directory.core.actions import Matched
 from directory.core.ids import NO_LEASE
@@ -27,6 +29,14 @@ from scheduler_shim.own_tree import MirroredTree
 from scheduler_shim.request import Request
 from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.waiting import Around, Entry, Stage
+
+RECALLS_MAX: Final = 8
+"""So many offers of a mirrored engine one tick takes back at most."""
+LEASES_MAX: Final = 1
+"""The same of a thin one, where each is leased by a call that is waited for: from tick to tick,
+those included that are held back as soon as their answer comes."""
+OPEN: Final = frozenset({Stage.OFFERED, Stage.RECALLED})
+"""Stages of requests that have an offer, or had one that is being taken back."""
 
 
 class LookUps(Protocol):
@@ -79,9 +89,11 @@ class Offers:
         self._around = around
         self._settings = settings
         self._open: dict[str, Offer] = {}
+        self._left = LEASES_MAX  # of those that may still be taken back before the next tick
 
     def make(self, look_ups: LookUps, entry: Entry, reply: Matched) -> bool:
-        """Offer what an answer says lies beyond the row; False: hold the request back for it.
+        """Offer what an answer says lies beyond the row, or hold the request back for that in its
+        turn; False: hold it back now.
 
         What comes out of other pools lands whole, so its requests are held back for it, and with
         `adaptive` loads all are while something decodes. Where that finds no room for as much as
@@ -94,17 +106,14 @@ class Offers:
         start, reach = len(request.row), min(request.reach, reply.host_reach)
         if reach <= start or reach - start < self._settings.restore_min_pages:
             return False
-        hold = reply.peer_pages or self._holds
-        crowded = bool(hold) and look_ups.room_for(entry) < reach - start
-        if hold and not crowded:
-            if not reply.peer_pages:
-                self._around.count("offers_held_back")
+        holds = bool(reply.peer_pages) or self._holds
+        crowded = holds and look_ups.room_for(entry) < reach - start
+        recalled = holds and not crowded
+        if recalled and reply.peer_pages:
             return False
         if request.receipt == NO_LEASE if self._mirrored else reply.peer_pages:
             return False
-        self._open = {
-            rid: offer for rid, offer in self._open.items() if offer.entry.stage is Stage.OFFERED
-        }
+        self._open = {rid: o for rid, o in self._open.items() if o.entry.stage in OPEN}
         if len(self._open) + len(fills) >= self._settings.fills_max:
             return False
         if fills.ahead(request, start) is not None:
@@ -112,32 +121,75 @@ class Offers:
         if crowded:
             self._around.count("offers_crowded")
         request.reach = reach
-        entry.stage = Stage.OFFERED
-        self._open[entry.rid] = Offer(entry, start if self._mirrored else 0, crowded)
-        self._around.count("offers")
+        offer = Offer(entry, start if self._mirrored else 0, crowded)
+        self._open[entry.rid] = offer
+        if not recalled:
+            entry.stage = Stage.OFFERED
+            self._around.count("offers")
+            return True
+        entry.stage = Stage.RECALLED
+        if self._mirrored or self._left > 0:
+            self._hold_back(look_ups, offer)
+        if self.offered(entry.rid):
+            self._around.count("offers")
         return True
 
     def tick(self, look_ups: LookUps) -> None:
-        """Something may decode by now: hold those back that were offered a load before."""
-        if not self._open or not self._holds or self._around.client is None:
+        """Something may decode by now: hold those back that were offered a load before, each in its
+        turn. Where nothing does, those whose turn has not come have their offers again."""
+        around = self._around
+        self._left = RECALLS_MAX if self._mirrored else LEASES_MAX
+        if not self._open or around.client is None:
             return
-        for rid, (entry, leased_from, crowded) in list(self._open.items()):
-            if crowded or entry.stage is not Stage.OFFERED:
-                continue
-            request = entry.request
-            look_ups.match_own(request)
-            if len(request.row) < leased_from:
-                self._open.pop(rid, None)
+        holds = self._holds
+        for entry, _, crowded in self._open.values():
+            if holds and not crowded and entry.stage is Stage.OFFERED:
+                entry.stage = Stage.RECALLED
+                entry.since_us = around.now_us()  # it was admissible until now
+            elif not holds and entry.stage is Stage.RECALLED:
+                entry.stage = Stage.OFFERED
+        for offer in list(self._open.values()) if holds else ():
+            if offer.entry.stage is Stage.RECALLED and around.client is not None:
+                self._take_back(look_ups, offer)
+        self._open = {rid: o for rid, o in self._open.items() if o.entry.stage in OPEN}
+
+    def _take_back(self, look_ups: LookUps, offer: Offer) -> None:
+        entry, request = offer.entry, offer.entry.request
+        look_ups.match_own(request)
+        if len(request.row) < offer.leased_from:
+            self._look_up_anew(look_ups, entry)
+            return
+        entry.asked_us = self._around.now_us()
+        if look_ups.join(entry):
+            self._around.count("offers_held_back")
+        elif self._left > 0:
+            if look_ups.room_for(entry) < request.reach - len(request.row):
+                self._crowd(offer)
+            elif not self._hold_back(look_ups, offer):
                 self._look_up_anew(look_ups, entry)
-            elif look_ups.room_for(entry) < request.reach - len(request.row):
-                self._open[rid] = Offer(entry, leased_from, crowded=True)
-                self._around.count("offers_crowded")
-            else:
-                self._open.pop(rid, None)
-                self._around.count("offers_held_back")
-                entry.asked_us = self._around.now_us()  # it is held back from now on
-                if not look_ups.restore(entry):
-                    self._look_up_anew(look_ups, entry)
+
+    def _hold_back(self, look_ups: LookUps, offer: Offer) -> bool:
+        """Restore what there seems to be room for. Where there is none after all, the request has
+        its offer; where its path could not be leased (False) it is let go on without."""
+        entry, request = offer.entry, offer.entry.request
+        self._left -= 1
+        reach = request.reach
+        if look_ups.restore(entry):
+            self._around.count("offers_held_back")
+            return True
+        leased = request.receipt != NO_LEASE
+        if not (leased and self._mirrored):
+            look_ups.let_go(request)
+        if leased:
+            request.reach = reach
+            self._crowd(offer)
+        return leased
+
+    def _crowd(self, offer: Offer) -> None:
+        """Let an offer stand for want of room, whatever decodes."""
+        offer.entry.stage = Stage.OFFERED
+        self._open[offer.entry.rid] = offer._replace(crowded=True)
+        self._around.count("offers_crowded")
 
     def pages(
         self, look_ups: LookUps, rid: str, key: NamespaceKey, tokens: bytes, own: bytes
@@ -155,6 +207,7 @@ class Offers:
             return 0
         request.row = _unpacked(own)
         if look_ups.join(entry):
+            entry.since_us = self._around.now_us()  # it was admissible until now
             return 0
         end = min(request.reach, len(tokens) // request.page_key)
         ahead = look_ups.fills.ahead(request, start)
@@ -184,14 +237,24 @@ class Offers:
         offer = self._open.get(rid)
         return offer is not None and offer.entry.stage is Stage.OFFERED
 
+    @property
+    def revocable(self) -> bool:
+        """Whether something that decodes by the next tick takes an offer back: it must have one,
+        whatever else it would find to do."""
+        return self._settings.loads == "adaptive" and any(
+            not offer.crowded and offer.entry.stage in OPEN for offer in self._open.values()
+        )
+
     def withdraw_all(self, look_ups: LookUps) -> None:
         """Offer nothing any more of what was answered so far."""
         for offer in self._open.values():
-            if offer.entry.stage is Stage.OFFERED:
+            if offer.entry.stage in OPEN:
                 look_ups.let_go(offer.entry.request)
         self._open.clear()
 
     def _look_up_anew(self, look_ups: LookUps, entry: Entry) -> None:
+        if entry.stage is Stage.OFFERED:  # it was admissible until now
+            entry.since_us = self._around.now_us()
         look_ups.let_go(entry.request)
         entry.stage = Stage.NEW
 

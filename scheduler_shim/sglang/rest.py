@@ -4,7 +4,9 @@ Most loops of a scheduler are decode steps: nobody waits, or only who waited bef
 waiting for room; nothing was asked, nothing has changed.
 Owns the question whether this is one, and until when that holds by the clock alone. It costs one
 look at the lane, never more. It must never call anything rest that is not plainly so: whatever is
-open, wanted, under way or due has its turn.
+open, wanted, under way or due has its turn. What is known since the last turn counts only as long
+as the look-ups have not changed: they do so between two turns as well, when a request is admitted,
+its row published or the weights are changed.
 """
 
 from __future__ import annotations
@@ -39,16 +41,19 @@ class Rest:
         self._around = around
         self._held = held
         self._loads = loads
+        self._client: DaemonClient | None = None  # by the end of the last turn
         self._due_us = 0
+        self._changes = 0  # of the look-ups, by the end of the last turn
         self._names: list[str] = []  # by which those are known whom the last turn has seen
 
     def until(self, due_us: int, waiting: Sequence[Waiting]) -> None:
         """A turn is over that has looked at the head of this queue; by the clock alone the next one
-        is due then, if not sooner."""
-        client = self._around.client
-        self._due_us = 0
-        if client is not None:
+        is due then, if not sooner. Of a daemon that has come in this turn nobody was looked up."""
+        client, before = self._around.client, self._client
+        self._client, self._due_us = client, 0
+        if client is not None and client is before:
             self._due_us = min(due_us, client.live_us, self._held.due_us)
+        self._changes = self._held.changes
         self._names = [req.rid for req in waiting]
 
     def holds(self, waiting: Sequence[Waiting], busy: Callable[[], bool]) -> bool:
@@ -62,11 +67,11 @@ class Rest:
         if client is None or not client.at_rest or client.now_us() >= self._due_us:
             return False
         held, loads = self._held, self._loads
-        if len(held.fills) or loads.rows or loads.defect is not None:
+        if len(held.fills) or held.changes != self._changes:
+            return False
+        if loads.rows or loads.has_turns or self._around.room.late:
             return False
         if [req.rid for req in waiting] != self._names or (not waiting and held.alive):
-            return False
-        if loads.checks.has_turns or self._around.room.late:
             return False
         if client.leases_out and not busy():
             return False

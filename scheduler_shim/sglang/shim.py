@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any, Final
 
 from directory.core.actions import AnyReply
@@ -171,8 +172,9 @@ class Shim(Tally):
         Where there are too few while movers write into others, this waits for those: SGLang ends
         an engine that is short of what it has promised.
         """
+        doubts = self.tree.doubts  # an answer that ends them may come in the eviction
         freed = self.room.evict(min(pages, self.tree.totals.evictable))
-        if freed < pages and self.tree.doubts:  # more may go than is promised
+        if freed < pages and (doubts or self.tree.doubts):  # more may go than is promised
             freed += self.room.evict(pages - freed)
         if freed < pages and len(self._held.fills):
             self.count("evictions_waited")
@@ -199,12 +201,10 @@ class Shim(Tally):
         busy: bool,
         reserved: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Before a scheduling step: take answers, look at the queue, start restores.
-
-        `busy`: whether anything runs. At the end this may wait a moment (moments.py).
-        `reserved`: tokens that requests have yet to take, asked when a restore starts."""
+        """Before a scheduling step: take answers, look at the queue, start restores; wait a moment.
+        `busy`: whether anything runs; `reserved`: tokens that requests have yet to take."""
         begin_us = self.now_us()
-        self._reserved = reserved
+        self._reserved = cache(reserved)  # nobody is admitted in a tick, and it is asked often
         self.take_answers()
         self.loads.tick()
         asked = False
@@ -219,13 +219,13 @@ class Shim(Tally):
         self._tick_us_max = max(self._tick_us_max, took_us)
         self.count("ticks")
         self.count("ticks_us", took_us)
-        self._moments.wait(waiting, busy=busy, asked=asked)
+        self._moments.wait(waiting, busy=busy, asked_us=begin_us if asked else None)
+        self._reserved = reserved
         self._stats.offer(begin_us, self.stats)
         self._rest.until(self._stats.due_us, waiting[: self.settings.window])
 
     def rests(self, waiting: Sequence[Waiting], busy: Callable[[], bool]) -> bool:
-        """Whether a turn would find nothing to do: then it is left out. `busy`: whether anything
-        runs."""
+        """Whether a turn has nothing to do, and is left out. `busy`: whether anything runs."""
         head = waiting[: self.settings.window]
         return not self.ended and not self._early and self._rest.holds(head, busy)
 

@@ -46,15 +46,16 @@ class Targets:
 
     def room_for(self, request: Request) -> int:
         """Pages that may become targets now: a share of what can be had, and nothing that running
-        requests were promised. What a thin request's lease protects is lost to those as well."""
+        requests were promised. What a thin request's lease will protect cannot be had any more;
+        what it does protect is not counted as evictable."""
         around = self._around
         tree = around.room.tree
         landing = sum(len(pages) for pages in self._fills.pages())
         there = around.room.allocator.free_count + tree.totals.evictable
-        promised = around.reserved_pages()
-        if request.receipt != NO_LEASE and not isinstance(tree, MirroredTree):
-            promised += len(request.row)
-        return min(int(self._settings.share * (there + landing)) - landing, there - promised)
+        if request.receipt == NO_LEASE and not isinstance(tree, MirroredTree):
+            there -= len(request.row)
+        share = int(self._settings.share * (there + landing)) - landing
+        return min(share, there - around.reserved_pages())
 
     def take(self, request: Request, count: int) -> array[int]:
         """Take target pages; what is evicted for them is not the prefix that they continue."""

@@ -19,6 +19,10 @@ from scheduler_shim.request import Request
 from scheduler_shim.room import Room
 
 NEVER_US: Final = 1 << 62
+LOSSES_MAX: Final = 2
+"""After so many lost landings a request is admitted without."""
+FILLS_MAX: Final = 4
+"""Restores that one request waits for: a path may come in pieces, but not for ever."""
 
 
 class Waiting(Protocol):
@@ -35,16 +39,17 @@ KeyOf = Callable[..., tuple[NamespaceKey, bytes]]
 
 
 class Stage(Enum):
-    """Where a waiting request's look-up stands. The first three are held back (`HELD`)."""
+    """Where a waiting request's look-up stands. The first four are held back (`HELD`)."""
 
     NEW = "new"  # it is to be looked up
     ASKING = "asking"  # what lies beyond the own pool is asked for
     FILLING = "filling"  # a mover writes pages of its path
+    RECALLED = "recalled"  # its offer is taken back, and it is to be restored in its turn
     OFFERED = "offered"  # what lies beyond is loaded when SGLang admits it
     PASSED = "passed"  # nothing is to be waited for
 
 
-HELD: Final = frozenset({Stage.NEW, Stage.ASKING, Stage.FILLING})
+HELD: Final = frozenset({Stage.NEW, Stage.ASKING, Stage.FILLING, Stage.RECALLED})
 """Stages in which a request stays in the queue."""
 
 
@@ -82,6 +87,16 @@ class Entry:
         """It has passed, and waits so long that others may have published what it wants."""
         under_way = self.stage is not Stage.PASSED or self.request.seq
         return not under_way and now_us - self.asked_us >= after_us
+
+    @property
+    def waits_again(self) -> bool:
+        """Whether it may be held back for one more restore."""
+        return self.fills < FILLS_MAX
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether it is looked up once more after a lost landing."""
+        return self.request.losses < LOSSES_MAX
 
     def due_us(self, reask_ms: int) -> int:
         """When the clock alone has something done for it, if no answer is awaited: at once where it

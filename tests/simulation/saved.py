@@ -151,7 +151,8 @@ def load(tiny: Tiny, saved: Saved) -> None:
     registry, transfers = directory.registry, directory.transfers
     tree._last_id, leases._last, registry._last, transfers._last_op = saved.numbers[:4]
     transfers._backups, wished, generations = saved.numbers[4:]
-    transfers.wished = dict(wished)
+    transfers.wished.clear()
+    transfers.wished.update(wished)
     registry._generations = dict(generations)
     nodes = _load_nodes(tiny, saved.nodes)
     tree.fills = {op: [nodes[node] for node in ids] for op, ids in saved.fills}

@@ -13,7 +13,15 @@ from directory.core.actions import Refused
 from directory.core.events import Stats
 from directory.core.limits import FDS_PER_FRAME_MAX
 from directory.protocol.codec import decode_session_reply
-from directory.protocol.messages import Attach, Hello, Registered, SessionRefused, Welcome
+from directory.protocol.messages import (
+    Attach,
+    Hello,
+    Register,
+    Registered,
+    SessionRefused,
+    SessionReply,
+    Welcome,
+)
 from tests.integration.daemon.support import (
     DEADLINE_S,
     DaemonProcess,
@@ -34,6 +42,16 @@ def left_alone(client: RawClient) -> bool:
     """Whether nobody else has a session, or a pool that is not wholly gone."""
     figures = client.stats()
     return (figures["daemon_sessions"], figures["pools"], figures["daemon_unmapping"]) == (1, 1, 0)
+
+
+class Counting(RawClient):
+    """Notes how often it had to ask before it was taken in."""
+
+    tries = 0
+
+    def _register(self, runtime_dir: Path, message: Register) -> SessionReply | None:
+        self.tries += 1
+        return super()._register(runtime_dir, message)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (2, 2), (7, 9)])
@@ -68,6 +86,17 @@ def test_a_live_instance_id_is_refused_to_a_second_process_f68(daemon: DaemonPro
         assert refused.code == "instance_live"
         assert first.stats()["pools"] == 1
     pool.close()
+
+
+def test_an_instance_that_restarts_is_taken_in_the_first_time_it_asks(
+    daemon: DaemonProcess,
+) -> None:
+    at_once = 0
+    for _ in range(20):
+        with Counting(daemon.runtime_dir, "again") as client:
+            at_once += client.tries == 1
+    # A daemon that was kept from running may hear of an end and of who comes after it together.
+    assert at_once >= 15
 
 
 def test_a_restarted_instance_takes_over_with_the_next_generation_f68(

@@ -11,7 +11,7 @@ import pytest
 from directory.core.events import Mode
 from directory.core.namespace import NamespaceKey
 from directory.core.tokens import pack_tokens
-from scheduler_shim.client import DaemonClient
+from scheduler_shim.client import LIVE_EVERY_US, DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.sglang.settings import Settings
@@ -43,11 +43,11 @@ class Engine:
         self.shim.key_of = lambda req: (KEY, req.tokens)
         self.waiting: list[Waiting] = []
 
-    def loop(self) -> bool:
+    def loop(self, *, busy: bool = True) -> bool:
         """Whether the turn was left out."""
-        rests = self.shim.rests(self.waiting, lambda: True)
+        rests = self.shim.rests(self.waiting, lambda: busy)
         if not rests:
-            self.shim.tick(self.waiting, busy=True)
+            self.shim.tick(self.waiting, busy=busy)
         return rests
 
     def publish(self, *numbers: int) -> None:
@@ -83,6 +83,30 @@ def test_turns_are_left_out_once_all_is_said_until_anything_new_is(
     assert not engine.loop(), "somebody has gone"
     wait_until(engine.loop)
     assert engine.shim.check() == []
+    engine.close()
+
+
+@pytest.mark.parametrize("mode", ["mirrored", "thin"])
+def test_an_engine_that_has_been_idle_for_long_leaves_turns_out(
+    daemon: DaemonProcess, mode: Mode
+) -> None:
+    engine = Engine(daemon, mode)
+    engine.publish(1, 2)
+    client = engine.shim.client
+    assert client is not None
+    long_us = client.live_us + LIVE_EVERY_US
+    wait_until(lambda: client.now_us() > long_us and engine.loop(busy=False))
+    engine.close()
+
+
+def test_who_waits_is_looked_up_anew_once_the_weights_have_changed(daemon: DaemonProcess) -> None:
+    engine = Engine(daemon, "mirrored")
+    engine.waiting = [SimpleNamespace(rid="r", tokens=pack_tokens([7] * (2 * PAGE_SIZE)))]
+    wait_until(engine.loop)
+    asked = engine.shim.counters["asked"]
+    engine.shim.change_weights(7)
+    assert not engine.loop()
+    assert engine.shim.counters["asked"] == asked + 1
     engine.close()
 
 

@@ -8,7 +8,6 @@ import re
 import select
 import subprocess
 import sys
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 from benchmarks.sglang_gpu import (
     busy_wait,
     cache_cost,
-    gaps,
     loaded,
     plot,
     quiet,
@@ -293,44 +291,6 @@ def test_conversations_grow_by_the_answer_and_go_to_the_same_replicas_for_every_
     assert found["ttft_ms_mean"] == 250.0
     assert (len(drove[0].first_ms), len(drove[0].ttft_ms)) == (3, 9)
     assert found["failed"] == []
-
-
-class Overrun:
-    """An engine that answers nothing beside its decodes, which end after so many looks."""
-
-    def __init__(self, looks: int) -> None:
-        self.beside: list[str] = []
-        self._looks = looks
-        self._names = 0
-
-    def submit(self, tokens: list[int], new: int, *, stream: bool = False) -> str:
-        self._names += 1
-        name = f"{'decode' if stream else 'beside'}-{self._names}"
-        if not stream:
-            self.beside.append(name)
-        return name
-
-    def take_ended(self, names: Any) -> dict[str, wire.Report]:
-        self._looks -= 1
-        ended = [name for name in names if name.startswith("decode")] if self._looks <= 0 else []
-        return {name: self._output(name) for name in ended}
-
-    def collect(self, name: str, deadline_s: float) -> wire.Output:
-        return self._output(name)
-
-    def _output(self, name: str) -> wire.Output:
-        return wire.Output(name, [7] * 3, 16, {}, "length", (0.25, 0.5, 0.75))
-
-
-def test_no_more_than_so_many_prompts_are_open_beside_decodes() -> None:
-    decodes = gaps.Decodes(
-        streams=2, tokens=8, new=3, beside=8, kept=2, fresh=8, every_s=0.001, open_max=3
-    )
-    engine = Overrun(looks=60)
-    found = gaps._phase(engine, decodes, cycle([[1], [2]]), 1)  # type: ignore[arg-type]
-    assert len(engine.beside) == found["asked"] == 3
-    assert found["left_out"] > 0
-    assert (found["p50_ms"], found["gaps"], found["cached_tokens"]) == (250.0, 4, 48)
 
 
 def test_factors_are_better_above_one() -> None:

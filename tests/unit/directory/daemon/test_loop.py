@@ -273,6 +273,32 @@ def test_beside_questions_without_a_pause_a_piece_has_its_share(
     os.close(asking)
 
 
+def test_who_waits_for_a_turn_hears_nothing_before_it_and_is_called_after_it(loop: Loop) -> None:
+    ours, theirs = socket.socketpair()
+    other, others = socket.socketpair()
+    called: list[str] = []
+    loop.watch(ours.fileno(), lambda _: called.append("ours"))
+    loop.watch(other.fileno(), lambda _: called.append("other"))
+    for one in (theirs, others):
+        one.send(b"x")
+    loop.later("before", Rank.RESTORES, lambda: called.append("before"))
+    loop.later(ours.fileno(), Rank.REPORTS, lambda: called.append("piece"))
+    loop.turn(0)
+    assert called == ["other", "before"]
+    loop.turn(0)
+    assert called == ["other", "before", "other", "piece"]
+    called.clear()
+    loop.turn(0)
+    assert sorted(called) == ["other", "ours"]
+    loop.later(ours.fileno(), Rank.REPORTS, lambda: called.append("piece"))
+    theirs.close()
+    called.clear()
+    loop.turn(0)
+    assert "ours" in called, "that it has hung up"
+    for one in (ours, other, others):
+        one.close()
+
+
 def test_what_a_descriptor_has_put_off_goes_with_it(loop: Loop) -> None:
     left, right = socket.socketpair()
     loop.watch(left.fileno(), lambda _: None)

@@ -21,6 +21,7 @@ from directory.protocol.codec import decode_session_reply, encode
 from directory.protocol.ended import Wanted
 from directory.protocol.messages import (
     Hello,
+    OpenLane,
     Register,
     Registered,
     SessionRefused,
@@ -45,6 +46,7 @@ class Rig:
         self.imports: list[PoolId] = []
         self.open: list[PoolId] = []
         self.lanes: list[tuple[PoolId, list[int], int]] = []
+        self.thin: list[bool] = []
         self.loop = Loop()
         self.path = path
         self.sessions = Sessions(self.loop, self, "ipc://x", 4, Counter())
@@ -56,8 +58,9 @@ class Rig:
     def admin(self, request: AdminRequest) -> AdminReport:
         return AdminReport(self.epoch, {"nodes": 1}, ("tree: broken",), ())
 
-    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int) -> None:
+    def open_lane(self, pool: PoolId, fds: Sequence[int], arena_bytes: int, *, thin: bool) -> None:
         self.lanes.append((pool, list(fds), arena_bytes))
+        self.thin.append(thin)
 
     def import_pool(self, pool: PoolId, registration: Registration) -> None:
         assert len(registration.fds) == 2
@@ -165,6 +168,17 @@ def test_a_pool_is_taken_in_then_imported_then_announced(rig: Rig) -> None:
     rig.loop.turn(1)
     assert isinstance(rig.events[-1], PoolClosed)
     assert rig.open == []
+
+
+def test_a_lane_is_opened_with_the_mode_of_its_pool(rig: Rig) -> None:
+    channel = rig.registering()
+    rig.sessions.on_registered(actions.Registered(1, 5, 1))
+    rig.sessions.on_imported(5, True, "", "")
+    rig.heard(channel)
+    with open(os.devnull) as null:
+        rig.say(channel, OpenLane(4096), (null.fileno(), null.fileno()))
+    assert (rig.lanes[0][0], rig.thin) == (5, [REGISTER.mode == "thin"])
+    channel.close()
 
 
 def test_importing_again_announces_nothing(rig: Rig) -> None:

@@ -167,3 +167,19 @@ def test_the_ranks_of_a_group_are_one_scheduler() -> None:
     (opened,) = capture.take()
     assert isinstance(opened, Opened)
     assert opened.instance == "g"
+
+
+def test_what_was_given_up_is_let_go_of_though_nothing_more_happens() -> None:
+    world, capture = watched()
+    a = Scheduler(world, "a")
+    for first in range(1, 30):
+        a.publish([first])
+    capture.lose()
+    capture.begin()
+    while capture.busy:
+        capture.take()
+    assert capture._dropped == []
+    capture._dropped = [Begin()] * (3 * capture_module.DROPPED_A_STEP)
+    for left in (2, 1, 0):
+        assert capture.take() == []
+        assert capture.busy == (left > 0)

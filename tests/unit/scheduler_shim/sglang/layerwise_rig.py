@@ -74,6 +74,11 @@ class LoadingEngine(MiniEngine):
         self.keeps = False
         more = {"loads": "layerwise", "layer_ms": 20, **more}
         super().__init__(daemon, instance, *args, **more)
+        self.behind = False
+        """A pass is over and its results are used one step after its launch, behind a tick."""
+        self.stalled = False
+        """No pass that was launched is over yet."""
+        self._launched: list[tuple[LoadRequest, Row, int]] = []
         self.shim.rows = self._rows_in_tree
         self.shim.loads.publish = self._publish_loaded
         self.shim.loads.abort = self._abort
@@ -98,6 +103,11 @@ class LoadingEngine(MiniEngine):
 
     def finish(self, rid: str) -> None:
         """End a running request, as SGLang does at its last token."""
+        for launched in [one for one in self._launched if one[0].rid == rid]:
+            self._launched.remove(launched)
+            self._forward(*launched)
+        if rid not in self.rows:
+            return
         request, row = self.rows[rid]
         if not request.failed and self.shim.loads.ready(rid, last=True):
             self._store(request, row, keep=False)
@@ -126,13 +136,24 @@ class LoadingEngine(MiniEngine):
     # SGLang's way.
 
     def step(self) -> None:
-        """The tick, then everything that can be admitted, each in a forward pass of its own."""
-        self.shim.tick(self.queue, busy=bool(self.rows))
+        """The shim's turn, then everything that can be admitted, each in a pass of its own."""
+        self.turn(busy=bool(self.rows))
+        launched = [] if self.stalled else self._launched
+        self._launched = self._launched if self.stalled else []
         for request in list(self.queue):
             assert isinstance(request, LoadRequest)
             if not self.closed and not self.shim.held(request.rid):
                 self._admit_loading(request)
+        for request, row, known in launched:
+            self._forward(request, row, known)
         self.check()
+
+    def check(self) -> None:
+        """Every invariant; and a counter that a mover may write is nobody else's."""
+        super().check()
+        assert self.landings.check() == []
+        open_now = self.landings.open
+        assert all(load.landing in open_now for load in self.shim.loads._by_seq.values())
 
     def _admit_loading(self, request: LoadRequest) -> None:
         shim, rid = self.shim, request.rid
@@ -163,20 +184,29 @@ class LoadingEngine(MiniEngine):
             del self.rows[rid]
             return
         known = tree.tree_pages + len(row.loaded) // 4
-        new = shim.room.allocate(tree.all_pages - known)
-        assert new is not None, "what was promised is there"
+        short = tree.all_pages - known - self.free
+        if short > 0:
+            shim.evict(short)
+        new = shim.room.allocator.allocate(tree.all_pages - known)
+        assert new is not None, "SGLang ends an engine that has not what it was promised"
         rest.row = new
         request.restored = shim.restored_tokens(rid)[0]
         request.loaded_pages = shim.loads.launch(request) // PAGE_SIZE
         shim.gone(rid)
         self.queue.remove(request)
         request.hit_pages = known
-        self._forward(request, row, known)
+        if self.behind and self.streams is None:
+            self._launched.append((request, row, known))
+        else:
+            self._forward(request, row, known)
 
     def _forward(self, request: LoadRequest, row: Row, known: int) -> None:
         loads, tree = self.shim.loads, row.tree
+        if request.ended:
+            return
         compute = self._compute(tree.key)
-        pages = [*tree.row[: tree.tree_pages], *_unpacked(row.loaded)]
+        all_pages = [*tree.row, *_unpacked(row.loaded), *row.rest.row]
+        pages = all_pages[:known]
         wanted = tree.digests(compute.seed)[:known]
         for layer in range(LAYERS):
             self.in_forward(layer)
@@ -189,7 +219,7 @@ class LoadingEngine(MiniEngine):
         assert right or request.failed, f"{request} was computed from wrong pages"
         if not request.failed:
             whole = Request(0, request.rid, tree.key, tree.tokens, b"", tree.page_key)
-            whole.row = array("I", [*pages, *row.rest.row])
+            whole.row = array("I", all_pages)
             compute.write(whole, known, whole.all_pages)
             if loads.ready(request.rid):
                 self._store(request, row, keep=True)
@@ -244,9 +274,9 @@ class LoadingEngine(MiniEngine):
         req.failed = why
 
     def _layers(self) -> Layers | None:
-        landings = Landings(self.pool.timelines, self.streams)
+        self.landings = Landings(self.pool.timelines, self.streams)
         stream = (lambda: STREAM) if self.streams is not None else None
-        return Layers(landings, LAYERS, self._disown, stream)
+        return Layers(self.landings, LAYERS, self._disown, stream)
 
     def _synchronize(self) -> None:
         self.synchronized += 1
@@ -256,7 +286,8 @@ class LoadingEngine(MiniEngine):
         for _ in range(limit):
             self.step()
             client = self.shim.client
-            if not self.queue and (client is None or not client.open_count):
+            done = not self.queue and not self._launched
+            if done and (client is None or not client.open_count):
                 return
             self.daemon.run()
             self.daemon.clock_us += 1_000

@@ -28,6 +28,10 @@ LANDINGS = 4
 """So many loads may land layer by layer at once."""
 
 
+UNCOUNTED = ("ticks", "ticks_us")
+"""Counters of the turns themselves."""
+
+
 class MiniRequest:
     """What the shim sees of a request in the queue, and what came of it."""
 
@@ -89,6 +93,8 @@ class MiniEngine:
         self.steps = steps
         self.closed = False
         """Nobody is admitted, as with every place in SGLang's batch taken."""
+        self.doubts = False
+        """A turn that may be left out is had all the same, and must find nothing to do."""
         waits = {"idle_wait_us": 0, "busy_wait_us": 0}
         self.settings = Settings.model_validate({"mode": mode, **waits, **settings})
         given = {"page_size": PAGE_SIZE, "bytes_per_token": BYTES_PER_TOKEN}
@@ -157,8 +163,8 @@ class MiniEngine:
     # The loop.
 
     def step(self) -> None:
-        """One turn of the scheduler's loop: the tick, then everything that can be admitted."""
-        self.shim.tick(self.queue, busy=bool(self.running))
+        """One loop of the scheduler: the shim's turn, then everything that can be admitted."""
+        self.turn(busy=bool(self.running))
         for request, row in list(self.running.values()):
             request.steps_left -= 1
             if request.steps_left <= 0:
@@ -171,6 +177,24 @@ class MiniEngine:
             if not self._admit(request):
                 break
         self.check()
+
+    def turn(self, *, busy: bool) -> None:
+        """The shim's turn, which is left out where SGLang's loop may leave it out (hooks.tick)."""
+        rests = (busy or not self.queue) and self.shim.rests(self.queue, lambda: busy)
+        if rests and not self.doubts:
+            return
+        before = self._done_so_far()
+        self.shim.tick(self.queue, busy=busy)
+        after = self._done_so_far()
+        assert not rests or after == before, f"{before} -> {after}"
+
+    def _done_so_far(self) -> object:
+        """What a turn changes if it finds anything to do."""
+        shim = self.shim
+        counters = {name: n for name, n in shim.counters.items() if name not in UNCOUNTED}
+        stages = {rid: entry.stage for rid, entry in shim._held._entries.items()}
+        client = (shim.client.open_count, shim.client.leases_out) if shim.client else ()
+        return counters, stages, client, shim.mode, shim.tree.pages, shim.outside_pages
 
     def _admit(self, request: MiniRequest) -> bool:
         shim, key = self.shim, self._key_of(request)[0]
@@ -222,6 +246,13 @@ class MiniEngine:
     def counters(self) -> dict[str, int]:
         """The shim's."""
         return self.shim.counters
+
+    @property
+    def left_out(self) -> int:
+        """Turns that were left out, or were to be."""
+        turns = self.shim.stats()["turns_left_out"]
+        assert isinstance(turns, int)
+        return turns
 
     def holds(self, tokens: bytes) -> int:
         """Pages of a path that the own tree has."""

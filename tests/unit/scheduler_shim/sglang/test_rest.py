@@ -29,12 +29,12 @@ class Parts:
             at_rest=True, now_us=lambda: self.now, live_us=2 * DUE_US, leases_out=0
         )
         self.room: Any = SimpleNamespace(late=False)
-        self.held: Any = SimpleNamespace(alive=[], fills=[], due_us=2 * DUE_US)
+        self.held: Any = SimpleNamespace(alive=[], fills=[], due_us=2 * DUE_US, changes=0)
         self.queue: list[Any] = []
-        checks = SimpleNamespace(has_turns=False)
-        self.loads: Any = SimpleNamespace(rows=[], defect=None, checks=checks)
+        self.loads: Any = SimpleNamespace(rows=[], has_turns=False)
         self.rest = Rest(self, cast(HeldBack, self.held), cast(Layerwise, self.loads))
-        self.rest.until(DUE_US, self.queue)
+        for _ in range(2):  # with the first one the client has just come
+            self.rest.until(DUE_US, self.queue)
 
     def holds(self, *, busy: bool = True) -> bool:
         return self.rest.holds(self.queue, lambda: busy)
@@ -67,12 +67,12 @@ def a_load(parts: Parts) -> None:
     parts.loads.rows = [object()]
 
 
-def a_defect(parts: Parts) -> None:
-    parts.loads.defect = RuntimeError("of ours")
+def something_of_a_load(parts: Parts) -> None:
+    parts.loads.has_turns = True
 
 
-def digests(parts: Parts) -> None:
-    parts.loads.checks.has_turns = True
+def a_change(parts: Parts) -> None:
+    parts.held.changes += 1
 
 
 def quarantine(parts: Parts) -> None:
@@ -89,8 +89,8 @@ def test_it_rests_where_nothing_is_to_be_done() -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        lose, late, something_open, somebody_waits, a_restore, a_load, a_defect, digests,
-        quarantine,
+        lose, late, something_open, somebody_waits, a_restore, a_load, something_of_a_load,
+        a_change, quarantine,
     ],
 )  # fmt: skip
 def test_any_reason_ends_the_rest(reason: Callable[[Parts], None]) -> None:
@@ -124,6 +124,15 @@ def test_a_queue_that_was_looked_at_rests_as_long_as_it_stays_as_it_is() -> None
     assert parts.holds(), "others with the same names are the same requests"
 
 
+def test_what_changed_before_the_end_of_a_turn_is_no_reason_for_the_next() -> None:
+    parts = Parts()
+    a_change(parts)
+    parts.rest.until(DUE_US, parts.queue)
+    assert parts.holds()
+    a_change(parts)
+    assert not parts.holds()
+
+
 def test_somebody_in_the_queue_is_asked_for_again_when_it_is_time() -> None:
     parts = Parts()
     parts.wait("a")
@@ -155,6 +164,15 @@ def test_leases_that_nobody_is_left_to_release_are_told_of_at_once() -> None:
     parts.client.leases_out = 1
     assert parts.holds(busy=True)
     assert not parts.holds(busy=False)
+
+
+def test_the_turn_in_which_the_daemon_came_is_followed_by_another() -> None:
+    parts = Parts()
+    parts.client = SimpleNamespace(**vars(parts.client))
+    parts.rest.until(DUE_US, [])
+    assert not parts.holds()
+    parts.rest.until(DUE_US, [])
+    assert parts.holds()
 
 
 def test_without_a_turn_there_is_no_rest() -> None:

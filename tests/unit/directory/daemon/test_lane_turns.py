@@ -1,0 +1,65 @@
+"""Whose lane is served first: who asks before who reports, however many they are."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from directory.core.events import Evict, Flush, Insert, Match, Stats
+from directory.daemon import loop as loop_module
+from directory.daemon.turns import Rank
+from directory.protocol.codec import encode
+from directory.protocol.messages import ClientBody, Envelope
+from tests.unit.directory.daemon.lane_rig import EPOCH, KEY, POOL, Rig
+
+INSERT = Insert("r", 1, KEY, b"1234", b"1234", 0, 0, (0, 0))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "router.sock")
+    yield rig
+    rig.close()
+
+
+def test_a_question_is_answered_at_once_beside_more_lanes_than_one_look_used_to_find(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "TURN_NS", 1 << 62)
+    others = [rig.another(pool) for pool in range(POOL + 1, POOL + 130)]
+    rig.open()
+    for seq in (1, 2):  # the second stays unread: what was put off is not read any further
+        for lane in others:
+            lane.send(encode(Envelope(EPOCH, seq, 0, Stats())))
+        rig.loop.turn(0)
+    rig.asked.clear()
+    rig.say(1, Match("r", 1, KEY, b"1234"))
+    rig.loop.turn(0)
+    assert rig.asked[0] == Match("r", 1, KEY, b"1234")
+    for lane in others:
+        lane.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "thin", "first"),
+    [
+        (Evict(1), True, True),
+        (INSERT, True, True),
+        (Flush("pool"), True, True),
+        (INSERT, False, False),
+        (Flush("pool"), False, False),
+    ],
+)
+def test_what_a_thin_pools_scheduler_waits_for_comes_before_reports(
+    rig: Rig, body: ClientBody, thin: bool, first: bool
+) -> None:
+    reporter = rig.another(POOL + 1)
+    rig.open(thin=thin)
+    for seq in (1, 2):
+        reporter.send(encode(Envelope(EPOCH, seq, 0, Stats())))
+    rig.loop.later("before", Rank.RESTORES, lambda: None)
+    rig.loop.turn(0)
+    rig.say(1, body)
+    rig.loop.turn(0)
+    assert (rig.asked[0] == body) == first
+    reporter.close()
