@@ -13,7 +13,6 @@ treecored.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import random
 import socket
@@ -22,6 +21,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.answering import answer
 
 CHUNK, LAYERS, HIDDEN, MODEL = 256, 1, 8, "bench"
 ANSWER_S, START_S = 60.0, 90.0
@@ -128,19 +129,18 @@ def _wait_for(port: int) -> None:
 
 def main() -> None:
     """Do what the lines say until they end."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever LMCache prints is no answer
     server = Server()
+
+    def carry_out(verb: str, arguments: list[Any]) -> list[float] | None:
+        if verb == "build":
+            server.build(*arguments)
+            return None
+        case, times = arguments
+        taken: list[float] = getattr(server, f"case_{case}")(times)
+        return taken
+
     try:
-        for line in sys.stdin:
-            verb, *arguments = json.loads(line)
-            answer: list[float] | None = None
-            if verb == "build":
-                server.build(*arguments)
-            else:
-                case, times = arguments
-                answer = getattr(server, f"case_{case}")(times)
-            answers.write(json.dumps(answer) + "\n")
+        answer(carry_out)
     finally:
         server.process.terminate()
         server.process.wait(10)

@@ -10,14 +10,13 @@ scheduler (tests/sglang/cache/rig.py): what it does with a waiting queue before 
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 import warnings
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from benchmarks.answering import answer
 
 clock = time.perf_counter_ns
 SPARE = 4_096
@@ -95,19 +94,18 @@ class Queue:
 
 def main() -> None:
     """Do what the lines say until they end."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever SGLang prints is no answer
     warnings.simplefilter("ignore")
-    queue: Queue | None = None
-    for line in sys.stdin:
-        verb, *arguments = json.loads(line)
-        answer: list[float] | None = None
+    queues: list[Queue] = []
+
+    def carry_out(verb: str, arguments: list[Any]) -> list[float] | None:
         if verb == "build":
-            queue = Queue(*arguments)
-        else:
-            case, times = arguments
-            answer = getattr(queue, f"case_{case}")(times)
-        answers.write(json.dumps(answer) + "\n")
+            queues[:] = [Queue(*arguments)]
+            return None
+        case, times = arguments
+        taken: list[float] = getattr(queues[0], f"case_{case}")(times)
+        return taken
+
+    answer(carry_out)
 
 
 if __name__ == "__main__":

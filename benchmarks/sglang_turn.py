@@ -10,9 +10,6 @@ calls a cache as SGLang's scheduler does; what the rig does besides is not timed
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +17,8 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
+
+from benchmarks.answering import answer
 
 clock = time.thread_time_ns
 """Processor time: what a thin scheduler sleeps for an answer is not its thread's work."""
@@ -255,21 +254,21 @@ def _nothing(*_: object) -> None:
 
 def main() -> None:
     """Do what the lines say until they end."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever SGLang prints is no answer
     warnings.simplefilter("ignore")
-    turns: Turns | None = None
-    for line in sys.stdin:
-        verb, *arguments = json.loads(line)
-        answer: list[float] | None = None
+    built: list[Turns] = []
+
+    def carry_out(verb: str, arguments: list[Any]) -> list[float] | None:
         if verb == "build":
-            turns = Turns(*arguments)
-        elif turns is not None:
-            answer = turns.run(*arguments)
-            if turns.ours:
-                assert not turns.cache.shim.check()
-                assert turns.cache.shim.client is not None
-        answers.write(json.dumps(answer) + "\n")
+            built[:] = [Turns(*arguments)]
+            return None
+        turns = built[0]
+        taken = turns.run(*arguments)
+        if turns.ours:
+            assert not turns.cache.shim.check()
+            assert turns.cache.shim.client is not None
+        return taken
+
+    answer(carry_out)
 
 
 if __name__ == "__main__":

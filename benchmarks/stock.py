@@ -10,16 +10,15 @@ treecored.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import sys
 import time
 import warnings
 from array import array
 from collections.abc import Callable
 from random import Random
 from typing import Any
+
+from benchmarks.answering import answer
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
@@ -215,18 +214,17 @@ def _nothing(*_: object, **__: object) -> None:
 
 def main() -> None:
     """Do what the lines say until they end."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever SGLang prints is no answer
-    tree: StockTree | None = None
-    for line in sys.stdin:
-        verb, *arguments = json.loads(line)
-        answer: list[float] | None = None
+    trees: list[StockTree] = []
+
+    def carry_out(verb: str, arguments: list[Any]) -> list[float] | None:
         if verb == "build":
-            tree = StockTree(*arguments)
-        else:
-            case, times = arguments
-            answer = getattr(tree, f"case_{case}")(times)
-        answers.write(json.dumps(answer) + "\n")
+            trees[:] = [StockTree(*arguments)]
+            return None
+        case, times = arguments
+        taken: list[float] = getattr(trees[0], f"case_{case}")(times)
+        return taken
+
+    answer(carry_out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.sglang_gpu import models, turns
-from benchmarks.sglang_gpu.loaded import REST_S
+from benchmarks.sglang_gpu.loaded import REST_S, engine_options
 from benchmarks.sglang_gpu.pair import Pair
 from benchmarks.sglang_gpu.places import Place
 from benchmarks.sglang_gpu.ratios import Ratio, paired
@@ -34,15 +34,7 @@ def run(
         folder = models.without_weights(scale.ttft_model, place.folder / "model")
     else:
         models.make(scale.ttft_model, folder, python)
-    given: dict[str, Any] = {
-        "page_size": 64 if place.cuda else 16,
-        "max_total_tokens": load.pool,
-        "max_running_requests": load.running,
-        "chunked_prefill_size": load.chunk,
-        "context_length": load.context,
-        "random_seed": 1,
-        **({"load_format": "dummy"} if place.cuda else {}),
-    }
+    given = engine_options(place, load, dummy=place.cuda)
     tier = f"{load.tier_gib}GiB" if place.cuda else "64MiB"
     with ExitStack() as stack:
         pairs = {}

@@ -21,7 +21,7 @@ from benchmarks.sglang_gpu import cache_cost, gaps, models, turns
 from benchmarks.sglang_gpu.compare import compare
 from benchmarks.sglang_gpu.pair import Pair
 from benchmarks.sglang_gpu.places import Place
-from benchmarks.sglang_gpu.scales import Scale
+from benchmarks.sglang_gpu.scales import Load, Scale
 from tests.sglang.driver import SCHEDULER_VARIABLE
 from tests.sglang.engines import Engine, EngineError
 
@@ -29,6 +29,19 @@ REST_S: Final = 0.3
 LOADS: Final = ("layerwise", "adaptive")
 """The systems that are treecored's, each with this setting."""
 Save = Callable[[dict[str, Any]], None]
+
+
+def engine_options(place: Place, load: Load, *, dummy: bool) -> dict[str, Any]:
+    """What every engine under such a load is started with. `dummy`: without weights of its own."""
+    return {
+        "page_size": 64 if place.cuda else 16,
+        "max_total_tokens": load.pool,
+        "max_running_requests": load.running,
+        "chunked_prefill_size": load.chunk,
+        "context_length": load.context,
+        "random_seed": 1,
+        **({"load_format": "dummy"} if dummy else {}),
+    }
 
 
 def run(
@@ -50,15 +63,7 @@ def run(
     else:
         models.make(scale.ttft_model, folder, python)
     load = scale.load
-    given: dict[str, Any] = {
-        "page_size": 64 if place.cuda else 16,
-        "max_total_tokens": load.pool,
-        "max_running_requests": load.running,
-        "chunked_prefill_size": load.chunk,
-        "context_length": load.context,
-        "random_seed": 1,
-        **({"load_format": "dummy"} if dummy else {}),
-    }
+    given = engine_options(place, load, dummy=dummy)
     if place.cuda:
         given |= {
             "disable_cuda_graph": False, "disable_prefill_cuda_graph": True,

@@ -12,6 +12,7 @@ often comes first whatever it is.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from enum import IntEnum
 from typing import Final
@@ -44,7 +45,7 @@ class Turns:
     __slots__ = ("_earned_ns", "_passed", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: tuple[dict[Hashable, Piece], ...] = tuple({} for _ in Rank)
+        self._waiting = tuple(OrderedDict[Hashable, Piece]() for _ in Rank)
         self._passed = [0] * len(Rank)
         self._earned_ns = 0.0
 
@@ -90,8 +91,8 @@ class Turns:
             if other != rank and self._waiting[other]:
                 self._passed[other] += 1
         self._passed[rank] = 0
-        queue = self._waiting[rank]
-        return queue.pop(next(iter(queue)))
+        _, piece = self._waiting[rank].popitem(last=False)
+        return piece
 
     def _next(self) -> Rank:
         waiting = [rank for rank in Rank if self._waiting[rank]]
