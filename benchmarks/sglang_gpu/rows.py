@@ -1,24 +1,23 @@
 """Rows `rows`: time to the first token by where the prefix comes from, beside stock and HiCache.
 
-Owns the rows of one table and their order: a turn is several rounds, each of which measures every
-column once; the median of a turn's rounds counts, and what is compared was measured in the same
-turns. An eager pass over 8 k cached tokens is bound by the CPU, and a CPU is half as fast for
-moments of some tenths of a second: so all engines have their turn on the same core (cores.py),
-columns of a ratio are measured beside one another, as often one first as the other (`order`), and
-all collectors are quiet (quiet.py). Every column is asked under the same circumstances: another
-engine had the core before, and then its own engine answered, uncounted, what it was asked last once
-more, which is as long and in its pool. So nothing pays for waking an idle process or for a core
-whose caches are another's, and as that prompt was the newest already, no order of eviction changes.
-Nobody flushes: what is to come from a lower tier or another pool was evicted by what was asked in
-between. One request at a time, one new token, from sending the prompt to its answer. Engines that
-are not asked sleep, all of them.
+Owns the rows of one table and their order: a round measures every column once, and what is compared
+was measured in the same rounds. An eager pass over 8 k cached tokens is bound by the CPU, and a CPU
+is half as fast for moments of some tenths of a second: so all engines have their turn on the same
+core (cores.py), columns of a ratio are measured beside one another, as often one first as the other
+(`order`), and all collectors are quiet (quiet.py). Every column is asked under the same
+circumstances: another engine had the core before, and then its own engine answered, uncounted, what
+it was asked last once more, which is as long and in its pool. So nothing pays for waking an idle
+process or for a core whose caches are another's, and as that prompt was the newest already, no
+order of eviction changes. Nobody flushes: what is to come from a lower tier or another pool was
+evicted by what was asked in between. One request at a time, one new token, from sending the prompt
+to its answer. Engines that are not asked sleep, all of them.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +35,8 @@ from transfer.ipc.marks import VARIABLE, mark
 
 ANSWER_S: Final = 60.0
 BACKUP_S: Final = 20.0
+SEATED_FOR: Final = 5
+"""Rounds: threads may be new after so many."""
 GOALS: Final[dict[tuple[str, str], tuple[float, float]]] = {
     ("host", "HiCache L2"): (1.15, 1.15),
     ("own evicted", "HiCache L2"): (1.05, 1.05),
@@ -75,9 +76,9 @@ def run(
     loads: str = "adaptive",
     save: Save = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the group. `pairs`: turns a length, of one round each (0: the scale's, of its rounds);
-    `marks`: each process notes when what happened (transfer/ipc/marks.py); `checked`: every page is
-    compared, nothing is timed; `dummy`: SGLang fills the weights in."""
+    """Run the group. `pairs`: rounds of a length (0: the scale's); `marks`: each process notes when
+    what happened (transfer/ipc/marks.py); `checked`: every page is compared, nothing is timed;
+    `dummy`: SGLang fills the weights in."""
     seat = Seat.of_machine(look=place.cuda)  # before anything else runs
     dummy &= place.cuda
     folder = place.folder.parent / f"model-{scale.ttft_model}"
@@ -163,8 +164,8 @@ class Prompts(NamedTuple):
 
 class Rows:
     """The engines and what was measured. `engines`: a, b and n share a tree, n is on the other GPU;
-    a has what is in another's pool and is not timed. `pairs`: turns of each length, of one round
-    (0: the scale's)."""
+    a has what is in another's pool and is not timed. `pairs`: rounds of each length (0: the
+    scale's)."""
 
     def __init__(
         self, pair: Pair, engines: dict[str, Engine], scale: Scale, pairs: int, seat: Seat
@@ -183,21 +184,18 @@ class Rows:
     def run(self, save: Save, marks: Path | None) -> dict[str, Any]:
         """Every length in turn; what there is after each is saved."""
         result: dict[str, Any] = {
-            "ok": False, "cpus": self.seat.as_json(), "rounds": {}, "rows": {}, "ratios": {},
+            "ok": False, "cpus": self.seat.as_json(), "rows": {}, "ratios": {},
         }  # fmt: skip
         for at, length in enumerate(self.scale.rows_lengths):
             column: Column = {}
-            rounds = 1 if self.pairs else self.scale.rows_rounds[at]
-            result["rounds"][str(length)] = rounds
-            turns = self.pairs or self.scale.rows_pairs[at]
-            for _ in self._turns(at, length, column, turns, rounds):
+            for _ in self._rounds(at, length, column, self.pairs or self.scale.rows_pairs[at]):
                 result["rows"][str(length)] = {
                     name: {"median_ms": round(statistics.median(ms), 2), "ms": ms}
                     for name, ms in column.items()
                 }
                 result["misses"] = self.misses[:10]
                 save(result)
-            result["ratios"][str(length)] = judged(column, rounds, long=length >= LONG)
+            result["ratios"][str(length)] = judged(column, long=length >= LONG)
             save(result)
         report = self.pair.at_rest()
         result["violations"] = list(report.violations)[:5]
@@ -210,11 +208,9 @@ class Rows:
         result["ok"] = not (report.violations or result["complaints"] or self.misses)
         return result
 
-    def _turns(
-        self, at: int, length: int, column: Column, pairs: int, rounds: int
-    ) -> Iterator[None]:
-        """Prepare the prompts of a length, then measure in turns, after each of which there is more
-        in the column. A first round does not count."""
+    def _rounds(self, at: int, length: int, column: Column, pairs: int) -> Iterator[None]:
+        """Prepare the prompts of a length, then measure in rounds; now and then there is more in
+        the column. A first round does not count."""
         fit = self.scale.rows_pool // length
         base = 1_000 * (at + 1)
         # Enough of them that each was evicted when its turn comes again, in whatever order b is
@@ -246,13 +242,13 @@ class Rows:
                 self.engines[name].generate(tokens, 1)
                 self._last[name] = tokens
         first = self._restored()
-        for number in range(1 + pairs * rounds):
-            if number % rounds == 0:
+        for number in range(1 + pairs):
+            if number % SEATED_FOR == 0:
                 self._seat()
             self._round(number, column if number else {}, prompts)
-            if number and number % rounds == 0:
+            if number == pairs or (number and number % SEATED_FOR == 0):
                 yield
-        each = (1 + pairs * rounds) * ((length - 1) // self.page)
+        each = (1 + pairs) * ((length - 1) // self.page)
         wanted = [2 * each, each * (2 if "n" in self.engines else 1)]
         came = [after - at for after, at in zip(self._restored(), first, strict=True)]
         if came != wanted:
@@ -336,14 +332,14 @@ def order(number: int, engines: Collection[str]) -> list[str]:
     return [column for block in blocks for column in block if ASKED_OF[column] in engines]
 
 
-def judged(column: Column, rounds: int, *, long: bool) -> dict[str, Any]:
-    """Each column with a goal beside what it is to be compared with, by the medians of turns of so
-    many rounds. What counts is the mean ratio of what was measured in the same turn; the ratio of
-    the two columns' medians, which common moments widen, is told beside it."""
+def judged(column: Column, *, long: bool) -> dict[str, Any]:
+    """Each column with a goal beside what it is to be compared with. What counts is the mean ratio
+    of what was measured in the same round; the ratio of the two columns' medians, which common
+    moments widen, is told beside it."""
     found = {}
     for (ours, theirs), goals in GOALS.items():
         if ours in column and theirs in column:
-            left, right = of_turns(column[ours], rounds), of_turns(column[theirs], rounds)
+            left, right = column[ours], column[theirs]
             ratio, medians = paired(left, right), ratio_of(left, right)
             found[f"{ours} / {theirs}"] = {
                 "ratio": round(ratio.value, 3), "upper": round(ratio.upper, 3),
@@ -352,9 +348,3 @@ def judged(column: Column, rounds: int, *, long: bool) -> dict[str, Any]:
                 "ok": ratio.within(goals[long]),
             }  # fmt: skip
     return found
-
-
-def of_turns(ms: Sequence[float], rounds: int) -> list[float]:
-    """The median of each whole turn."""
-    whole = len(ms) - len(ms) % rounds
-    return [statistics.median(ms[at : at + rounds]) for at in range(0, whole, rounds)]

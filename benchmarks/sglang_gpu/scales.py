@@ -57,8 +57,6 @@ class Scale:
     ttft_tier_gib: int
     rows_lengths: tuple[int, ...]
     rows_pairs: tuple[int, ...]
-    rows_rounds: tuple[int, ...]
-    """Of each turn, of which the median counts."""
     rows_pool: int
     rows_tier_gib: int
     hicache_pool: int
@@ -78,8 +76,7 @@ SCALES: Final[dict[str, Scale]] = {
         ids_tier_gb=1,
         kills_model="tiny", kills_pool=1024, kills_requests=30, ttft_model="tiny",
         ttft_lengths=(64, 256), ttft_pairs=2, ttft_pool=1024, ttft_tier_gib=1,
-        rows_lengths=(256, 64), rows_pairs=(2, 2), rows_rounds=(1, 3), rows_pool=1536,
-        rows_tier_gib=1,
+        rows_lengths=(256, 64), rows_pairs=(2, 6), rows_pool=1536, rows_tier_gib=1,
         hicache_pool=1024, hicache_gib=1, load=Load(
             Talk(users=6, turns=4, first=64, more=16, new=8),
             Decodes(
@@ -95,7 +92,7 @@ SCALES: Final[dict[str, Scale]] = {
         ids_tier_gb=1,
         kills_model="wide", kills_pool=40_960, kills_requests=40, ttft_model="large",
         ttft_lengths=(2_048,), ttft_pairs=2, ttft_pool=45_056, ttft_tier_gib=8,
-        rows_lengths=(2_048,), rows_pairs=(2,), rows_rounds=(3,), rows_pool=16_384, rows_tier_gib=8,
+        rows_lengths=(2_048,), rows_pairs=(6,), rows_pool=16_384, rows_tier_gib=8,
         hicache_pool=16_384, hicache_gib=4, load=Load(
             Talk(users=8, turns=3, first=2_000, more=200, new=16),
             Decodes(
@@ -112,8 +109,8 @@ SCALES: Final[dict[str, Scale]] = {
         ids_tier_gb=2,
         kills_model="wide", kills_pool=65_536, kills_requests=200, ttft_model="large",
         ttft_lengths=(8_192, 2_048, 32_768), ttft_pairs=10, ttft_pool=40_960, ttft_tier_gib=16,
-        rows_lengths=(32_768, 8_192), rows_pairs=(30, 34), rows_rounds=(1, 5), rows_pool=73_728,
-        rows_tier_gib=42, hicache_pool=40_960, hicache_gib=12, load=Load(
+        rows_lengths=(32_768, 8_192), rows_pairs=(30, 180), rows_pool=73_728, rows_tier_gib=42,
+        hicache_pool=40_960, hicache_gib=12, load=Load(
             Talk(users=32, turns=5, first=2_000, more=250, new=32),
             Decodes(
                 streams=8, tokens=512, new=250, beside=8_192, kept=5, fresh=2_048, every_s=0.1,

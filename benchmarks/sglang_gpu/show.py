@@ -123,11 +123,7 @@ def _rows(name: str, result: dict[str, Any]) -> str:
     ]
     judgements = {
         length: result.get("ratios", {}).get(length)  # a run that was cut off has none of its last
-        or judged(
-            {name: found["ms"] for name, found in row.items()},
-            result.get("rounds", {}).get(length, 1),
-            long=int(length) >= LONG,
-        )
+        or judged({name: found["ms"] for name, found in row.items()}, long=int(length) >= LONG)
         for length, row in result["rows"].items()
     }
     ratios = [

@@ -135,9 +135,9 @@ def table(scale_name: str, names: str) -> tuple[Unseated, list[tuple[str, int, s
     return Unseated(pair, asked, scale, 0, Seat(None)), log
 
 
-def turns(of: Unseated, at: int, count: int, rounds: int) -> Iterator[rows.Column]:
+def in_rounds(of: Unseated, at: int, pairs: int) -> Iterator[rows.Column]:
     column: rows.Column = {}
-    for _ in of._turns(at, of.scale.rows_lengths[at], column, count, rounds):
+    for _ in of._rounds(at, of.scale.rows_lengths[at], column, pairs):
         yield column
 
 
@@ -150,7 +150,7 @@ def test_everything_is_where_its_column_says_in_every_order(
     scale: str, at: int, names: str
 ) -> None:
     of, _ = table(scale, names)
-    (*_, column) = turns(of, at, 8, 3)
+    (*_, column) = in_rounds(of, at, 24)
     assert of.misses == []
     counts = {name: len(ms) for name, ms in column.items() if name != "cold"}
     assert counts == {name: 24 for name, of_ in rows.ASKED_OF.items() if of_ in of.engines}
@@ -170,10 +170,10 @@ def test_each_timed_request_follows_a_hit_of_its_engine_that_follows_another_eng
             timed.append(len(log) - 1)
 
     of._check = checked  # type: ignore[method-assign]
-    for _ in turns(of, 0, 6, 3):
+    for _ in in_rounds(of, 0, 18):
         pass
     columns = [name for name, engine in rows.ASKED_OF.items() if engine in of.engines]
-    assert len(timed) == (1 + 6 * 3) * len(columns)
+    assert len(timed) == (1 + 18) * len(columns)
     for at in timed:
         (before, _, _), hit, (name, length, _) = log[at - 2 : at + 1]
         assert hit == (name, length, "own")
@@ -182,7 +182,7 @@ def test_each_timed_request_follows_a_hit_of_its_engine_that_follows_another_eng
 
 def test_a_hit_that_does_not_count_and_is_none_fails_the_run() -> None:
     of, _ = table("smoke", "ab")
-    asking = turns(of, 0, 2, 1)
+    asking = in_rounds(of, 0, 2 * rows.SEATED_FOR)
     next(asking)
     stock: Any = of.engines["stock"]
     stock.flush()

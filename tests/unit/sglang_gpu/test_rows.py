@@ -56,18 +56,17 @@ def test_columns_that_are_no_pairs_have_no_ratio() -> None:
 
 def test_only_columns_that_were_measured_are_judged_by_the_goal_of_their_length() -> None:
     column = {"own": [40.0] * 30, "peer": [45.0] * 30}
-    short, long = rows.judged(column, 1, long=False), rows.judged(column, 1, long=True)
+    short, long = rows.judged(column, long=False), rows.judged(column, long=True)
     assert list(short) == ["peer / own"]
     assert (short["peer / own"]["ok"], long["peer / own"]["ok"]) == (False, True)
     assert short["peer / own"]["pairs"] == 30
 
 
-def test_the_median_of_a_turn_counts_and_what_was_not_a_whole_turn_does_not() -> None:
-    assert rows.of_turns([1.0, 9.0, 2.0, 5.0, 4.0, 90.0, 7.0], 3) == [2.0, 5.0]
-    assert rows.of_turns([1.0, 9.0], 1) == [1.0, 9.0]
-    column = {"own": [40.0, 90.0, 40.0] * 30, "peer": [45.0, 45.0, 99.0] * 30}
-    found = rows.judged(column, 3, long=False)["peer / own"]
-    assert (found["ratio"], found["upper"], found["pairs"]) == (1.125, 1.125, 30)
+def test_every_round_is_a_pair() -> None:
+    column = {"own": [40.0, 80.0] * 30, "peer": [44.0, 90.0] * 30}
+    found = rows.judged(column, long=False)["peer / own"]
+    assert (found["ratio"], found["pairs"]) == (1.112, 60)
+    assert found["upper"] == pytest.approx(1.115, abs=0.001)
 
 
 def test_moments_that_both_of_a_pair_have_had_do_not_widen_the_bound_of_their_ratio() -> None:
