@@ -1,4 +1,4 @@
-"""How fast do pages move, and what does a running decode feel of it? `--device auto | cpu`
+"""How fast do pages move, and what does a running decode feel of it? `--device auto | cpu | model`
 
 The product's own mover with pools of other processes, against single large copies of the same run:
 scattered pages and pages as a real allocator leaves them, small ones through a staging slab, within
@@ -16,14 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.copy_base import Base, gpus
+from benchmarks.copy_bus import bus_rows
 from benchmarks.copy_check import check_copies
+from benchmarks.copy_model import NAME as MODEL
+from benchmarks.copy_model import Costs, ModelBase
 from benchmarks.copy_rows import Bench, Row, Sizes
-from benchmarks.copy_slab import staged_rows
+from benchmarks.copy_slab import loop_rows, staged_rows
 from benchmarks.copy_steps import step_rows
 from benchmarks.report import heading, table, write_json
 from directory.core.errors import TreecoredError
 
 GROUPS = ("plain", "staged", "steps", "restores")
+BUS = "bus"
+"""Asked for by name, where there is a GPU: no goal hangs on it."""
 CHECKED = (64, 16)
 COLUMNS = ("row", "figure", "unit", "base", "ratio", "goal", "")
 COMMAND = "python -m benchmarks.bench_copy"
@@ -43,13 +48,15 @@ def line(row: Row) -> list[object]:
     return [row.name, f"{row.figure:,.1f}", row.unit, base, ratio, row.goal, verdict(row)]
 
 
-def run(device: str, groups: list[str], rounds: int) -> tuple[list[Row], dict[str, object]]:
+def run(
+    device: str, groups: list[str], rounds: int, limits: list[str]
+) -> tuple[list[Row], dict[str, object]]:
     """Measure; returns rows and facts of the run."""
     names = gpus() if device == "auto" else []
     sizes = Sizes.of_gpu() if names else Sizes.of_dry_run()
     started = time.monotonic()
     base = Base(names, sizes.base_bytes)
-    bench = Bench(names or ["cpu"], sizes, base, rounds)
+    bench = Bench(names or ["cpu"], sizes, base, rounds, limits)
     rows: list[Row] = []
     facts: dict[str, object] = {
         "gpus": len(names),
@@ -63,6 +70,7 @@ def run(device: str, groups: list[str], rounds: int) -> tuple[list[Row], dict[st
         "staged": staged_rows(bench),
         "restores": bench.restore_rows(),
         "steps": step_rows(bench),
+        BUS: bus_rows(bench, names[0]) if names else iter(()),
     }
     try:
         for page_size in CHECKED:
@@ -84,20 +92,35 @@ def run(device: str, groups: list[str], rounds: int) -> tuple[list[Row], dict[st
     return rows, facts
 
 
+def run_model(costs: Costs, rounds: int, limits: list[str]) -> tuple[list[Row], dict[str, object]]:
+    """The staged rows as fast as this machine's processors turn the loop around such a bus."""
+    costs.to_environment()
+    bench = Bench([MODEL], Sizes.of_gpu(), ModelBase(costs), rounds, limits)
+    try:
+        return list(loop_rows(bench)), {"costs": vars(costs), "limits": limits}
+    finally:
+        bench.close()
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", MODEL), default="auto")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--groups", nargs="+", choices=(*GROUPS, BUS), default=list(GROUPS))
+    parser.add_argument("--limit", action="append", default=[], help="of the mover: NAME=NUMBER")
+    parser.add_argument("--bus-gbps", type=float, default=Costs().bus_gbps, help="of the model")
     options = parser.parse_args()
-    rows, facts = run(options.device, options.groups, options.rounds)
+    if options.device == MODEL:
+        rows, facts = run_model(Costs(options.bus_gbps), options.rounds, options.limit)
+    else:
+        rows, facts = run(options.device, options.groups, options.rounds, options.limit)
     print(table(COLUMNS, [line(row) for row in rows]))
     print(facts)
     document = {**heading(COMMAND), **facts, "rows": [row._asdict() for row in rows]}
     write_json(options.json, document)
-    return int(any(row.met is False for row in rows) and options.device != "cpu")
+    return int(any(row.met is False for row in rows) and options.device == "auto")
 
 
 if __name__ == "__main__":

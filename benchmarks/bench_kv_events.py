@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.recording_sides import COLUMNS, LOADS, Part, judged, measure
+from benchmarks.recording_sides import COLUMNS, Part, judged, measure
 from benchmarks.report import heading, table, write_json
 from directory.core.ids import HOST
 from directory.core.tokens import pack_tokens
@@ -34,12 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_kv_events")
     parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--load", choices=LOADS, default="busy")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     document: dict[str, Any] = heading("python -m benchmarks.bench_kv_events")
-    found = [measure(options.load, options.rounds, seed, ON) for seed in range(options.starts)]
-    document[options.load], rows, ratio = judged(found)
+    found = [measure(options.rounds, seed, ON) for seed in range(options.starts)]
+    document["busy"], rows, ratio = judged(found)
     print(table(COLUMNS, rows))
     document["large_tree"] = large_tree()
     print(f"a large tree: {document['large_tree']}")

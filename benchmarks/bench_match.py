@@ -4,16 +4,17 @@
 
 One path of so many tokens, fully cached, published in eight steps. `thin`: match and lease over the
 wire, the daemon in another process, everything included but packing the tokens (SGLang's key is
-built outside of its figure, too). Another prompt was published before it, so that the daemon
-compares all tokens, as SGLang's trees do; `thin_waiting`: nothing has changed since the request was
-matched last, and no token is compared; `thin_new`: it comes for the first time, and its tokens are
-handed over. `mirror`: match and lock in a scheduler's own tree. `core`: `Directory.handle` of a
-match. Every figure comes as a ratio to the trees of the newest SGLang: to a bare `match_prefix`,
-and (`same`; at the core with a lease) to match, slots and lock: that compares like with like, and
-goals are about it. A tree that cannot be used here (SGLang's Rust core needs the very torch it was
-built for) is left out, and what it said stands in `unable`. Without SGLang's environments (`make
-sglang-envs`) there are no ratios. `--lmcache`: the Python of an environment with LMCache 0.5.6,
-whose server's look-up of the same prompt is measured as well.
+built outside of its figure, too). The request was matched before and another prompt was published
+since, so that its answer has to be looked up: as far as the node that it had no token is compared
+again (ADR 14), where SGLang's trees compare all. `thin_waiting`: nothing has changed since the
+request was matched last; `thin_new`: it comes for the first time, its tokens are handed over and
+all of them are compared. `mirror`: match and lock in a scheduler's own tree. `core`:
+`Directory.handle` of a match. Every figure comes as a ratio to the trees of the newest SGLang: to a
+bare `match_prefix`, and (`same`; at the core with a lease) to match, slots and lock: that compares
+like with like, and goals are about it. A tree that cannot be used here (SGLang's Rust core needs
+the very torch it was built for) is left out, and what it said stands in `unable`. Without SGLang's
+environments (`make sglang-envs`) there are no ratios. `--lmcache`: the Python of an environment
+with LMCache 0.5.6, whose server's look-up of the same prompt is measured as well.
 """
 
 from __future__ import annotations

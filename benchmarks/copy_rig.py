@@ -37,11 +37,11 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class SchedulerProcess:
-    """A scheduler; see copy_scheduler.py for what it does. `gpu`: UUID, or "cpu"."""
+    """A scheduler; see copy_scheduler.py for what it does. `gpu`: UUID, "cpu" or "model"."""
 
     def __init__(self, gpu: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        kind = "cpu" if gpu == "cpu" else "cuda"
+        kind = gpu if gpu in ("cpu", "model") else "cuda"
         command = [sys.executable, "-m", "benchmarks.copy_scheduler", "--device", kind]
         with theirs:
             self.process = subprocess.Popen(
@@ -109,12 +109,17 @@ class MoverRig:
     """A mover with a host tier that is mapped, and touched, in this process too."""
 
     def __init__(
-        self, device: str, tier_bytes: int, segment_bytes: int, limits: Sequence[str] = ()
+        self,
+        device: str,
+        tier_bytes: int,
+        segment_bytes: int,
+        limits: Sequence[str] = (),
+        program: str = "transfer.mover",
     ) -> None:
         """`limits`: as the mover's --limit takes them."""
         started = time.monotonic()
         options = [word for limit in limits for word in ("--limit", limit)]
-        self.mover = MoverHandle.spawn(device, options=options)
+        self.mover = MoverHandle.spawn(device, options=options, program=program)
         self._replies: list[Reply] = []
         self._last_op = 0
         self.tier = HostTierMemory.create(tier_bytes, segment_bytes)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from benchmarks import copy_messages as m
-from benchmarks.copy_base import Base
 from benchmarks.copy_layouts import TOKEN_BYTES, pool_layout
 from benchmarks.copy_pages import allocated, parts_of, scattered, slots_of
 from benchmarks.copy_rig import MoverRig, SchedulerProcess
@@ -99,17 +98,34 @@ PLAIN: tuple[tuple[str, CopyKind, int, float], ...] = (
 """(direction, kind, page size in tokens of 2 KiB a buffer, goal)."""
 
 
+class Bases(Protocol):
+    """What copies are compared with."""
+
+    def measure(self) -> dict[str, float]:
+        """GB/s by direction."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
 class Bench:
     """The rig: pools A and B on the first GPU, C on the second one, each in several page sizes."""
 
-    def __init__(self, gpus: list[str], sizes: Sizes, base: Base, rounds: int) -> None:
+    def __init__(
+        self, gpus: list[str], sizes: Sizes, base: Bases, rounds: int, limits: Sequence[str] = ()
+    ) -> None:
+        """`limits`: of the mover, instead of its own."""
         self.sizes, self.base, self.rounds = sizes, base, rounds
         self.rng = random.Random(7)
-        device = "cpu" if gpus == ["cpu"] else f"cuda:{gpus[0]}"
+        made_up = gpus == ["model"]
+        device = gpus[0] if made_up or gpus == ["cpu"] else f"cuda:{gpus[0]}"
+        program = "benchmarks.copy_model" if made_up else "transfer.mover"
         self.two_gpus = len(gpus) > 1
         self.scheduler = SchedulerProcess(gpus[0])
         self.far = SchedulerProcess(gpus[1]) if self.two_gpus else None
-        self.rig = MoverRig(device, sizes.tier_bytes, sizes.segment_bytes)
+        self.rig = MoverRig(device, sizes.tier_bytes, sizes.segment_bytes, limits, program)
         self._numbers: dict[tuple[str, int], int] = {}
         self.scheduler.ready()
         self.versions = self.scheduler.versions

@@ -126,13 +126,17 @@ def main() -> int:
     """Serve on an inherited socket."""
     parser = argparse.ArgumentParser(prog="benchmarks.copy_scheduler")
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda", "model"), required=True)
     options = parser.parse_args()
     substrate: Substrate
     if options.device == "cuda":
         from benchmarks.copy_gpu import GpuSubstrate
 
         substrate = GpuSubstrate()
+    elif options.device == "model":
+        from benchmarks.copy_model import ModelSubstrate
+
+        substrate = ModelSubstrate()
     else:
         from benchmarks.copy_host import HostSubstrate
 

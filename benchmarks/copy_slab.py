@@ -47,3 +47,14 @@ def staged_rows(bench: Bench) -> Iterator[Row]:
         entire, first = (statistics.median(column) for column in zip(*layered, strict=True))
         yield Row("the same by layers", entire, "us", pure_us, entire / pure_us)
         yield Row("its first layer", first, "us")
+
+
+def loop_rows(bench: Bench) -> Iterator[Row]:
+    """Staged pages alone, no byte of them compared: what the loop around a bus costs."""
+    for page_size in PAGE_SIZES:
+        for direction, kind in WAYS:
+            for churned in (False, True):
+                staged = bench.round_of(kind, page_size, pool=STAGED, churned=churned)
+                how = "allocated" if churned else "scattered"
+                name = f"{direction}, page {page_size}, staged, {how}"
+                yield at_least(name, bench.rate(staged), bench.base_gbps[direction], 0)

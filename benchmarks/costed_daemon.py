@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from directory.analytics.log import AccessLog
 from directory.cli import main as cli
 from directory.core.directory import Directory
 from directory.core.events import CopyDone
@@ -112,6 +113,8 @@ def watch(costs: Costs) -> None:
         (recording.Recording, "tap", "log note"),
         (recording.Recording, "ended", "log note"),
         (recording.Recording, "_go_on", "log"),
+        (AccessLog, "flush", "log written"),
+        (AccessLog, "_begin", "log begun"),
         (background.Background, "turn", "on time"),
         (background.Background, "due_us", "on time"),
         (server.Server, "answer", "answer"),

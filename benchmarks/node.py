@@ -159,7 +159,7 @@ class ThinScheduler:
 
     def match_changed(self, times: int) -> list[float]:
         """The same, where another prompt of the namespace was published and given up before each
-        match, which is not counted: the daemon compares all tokens once more."""
+        match, which is not counted: the daemon looks it up once more."""
         taken: list[float] = []
         for _ in range(times):
             self._change()

@@ -1,15 +1,17 @@
 """Daemons side by side, with and without what is told of them: log, KV events, metrics.
 
-Owns the sides (a daemon with one scheduler each), what happens at them in both loads, and one start
-of three of them: two daemons that have nothing on, and one that has what is to be measured. At
-each, requests end and new pages are published, with the evictions that it takes, in between
-matches. They take short turns in random order, and whose turn it is not is stopped (SIGSTOP), so
-that nobody's work meets another's match. Scheduler and daemons have a core each: which one the
-kernel wakes a daemon on, when the other is being spun upon, makes a larger difference on two cores
-than what is measured. These two are kept awake, for what a daemon has worked keeps a core from
-falling asleep, and so would seem to make matches faster. What else a daemon has started runs on
-other cores where there are any; where not, both come before all else for the milliseconds of a
-turn, a publisher of events included (SCHED_FIFO, where that is allowed); then others have as long.
+Owns the sides (a daemon with one scheduler each), what happens at them, and one start of three of
+them under the busy load: two daemons that have nothing on, and one that has what is to be measured.
+At each, requests end and new pages are published, with the evictions that it takes, in between
+matches. One question follows upon the other, ten to a request (it waits in a queue), and a log's
+own queue is so full that it works between matches. The sides take short turns in random order, and
+whose turn it is not is stopped (SIGSTOP), so that nobody's work meets another's match. Scheduler
+and daemons have a core each: which one the kernel wakes a daemon on, when the other is being spun
+upon, makes a larger difference on two cores than what is measured. These two are kept awake, for
+what a daemon has worked keeps a core from falling asleep, and so would seem to make matches faster.
+What else a daemon has started runs on other cores where there are any; where not, both come before
+all else for the milliseconds of a turn, a publisher of events included (SCHED_FIFO, where that is
+allowed); then others have as long.
 """
 
 from __future__ import annotations
@@ -24,11 +26,10 @@ import tempfile
 import time
 import urllib.request
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from benchmarks.alternating import Ratio, Start, Turn, alternate, compare, median_of
 from benchmarks.awake import keep_awake
@@ -53,26 +54,20 @@ QUEUED: Final = 6_000
 """Requests that end before the busy load, with about as many evictions: the log's queue is more
 than half full then."""
 ENDS_AT_ONCE: Final = 100
-MATCHES_A_REQUEST: Final = {"busy": 10, "paced": 1}
+MATCHES_A_REQUEST: Final = 10
 WAKING_TIMES: Final = 10
 """Matches at the beginning of a turn that do not count: the daemon has been stopped."""
-TIMES: Final = {"busy": 50, "paced": 20}
-"""Matches of a turn that do. A paced turn is long for what is due to be written or told by then: at
-its beginning that is all of what has become due while the daemon was stopped."""
-WARM_ROUNDS: Final = {"busy": 20, "paced": 3}
-GAP_S: Final = 0.005
-"""A paced match comes within so long of the request's end before it."""
+TIMES: Final = 50
+"""Matches of a turn that do."""
+WARM_ROUNDS: Final = 20
 DEADLINE_S: Final = 10.0
 WRITTEN_S: Final = 30.0
 """A log that was kept from its work for long takes seconds; the daemon's end would not wait."""
 CORES_USED: Final = 2
 """One for the scheduler and one for the daemons."""
+SERVES: Final = "directory.cli.main"
 SIDES: Final = ("off", "off again", "on")
 COLUMNS: Final = ("daemon", "p50 us", "p99 us", "CPU us", "matches", "p50 to off (95 %)")
-LOADS: Final = ("busy", "paced")
-"""*busy*: one question follows upon the other, ten to a request (it waits in a queue), and a log's
-own queue is so full that it works between matches. *paced*: a match comes at some moment after a
-request has ended, while log and events are being written, before or after."""
 Part = Literal["log", "events", "metrics"]
 PARTS: Final[tuple[Part, ...]] = ("log", "events", "metrics")
 
@@ -80,14 +75,22 @@ PARTS: Final[tuple[Part, ...]] = ("log", "events", "metrics")
 class Side:
     """A daemon with one scheduler, of which requests end and which publishes."""
 
-    def __init__(self, stack: ExitStack, *flags: str, scrape: str = "") -> None:
-        self.daemon = stack.enter_context(Daemon("--host-tier", "0", *flags))
+    def __init__(
+        self,
+        stack: ExitStack,
+        *flags: str,
+        scrape: str = "",
+        program: Sequence[str] = (SERVES,),
+    ) -> None:
+        self.daemon = stack.enter_context(Daemon("--host-tier", "0", *flags, program=program))
         self.scheduler = ThinScheduler(self.daemon, PAGE, TOKENS)
         stack.callback(self.scheduler.close)
         self.client, self.tree = self.scheduler.client, self.scheduler.tree
         self.scrape = scrape
         self.requests = self.matches = 0
-        self.each = 1
+        self.told = 0
+        """Requests whose ends are to be found in what was kept."""
+        self.each = MATCHES_A_REQUEST
         """So many matches to a request that ends."""
         self.scheduler.match(1)
         self.row = self.scheduler.waiting.row[: TOKENS // PAGE // 2]
@@ -99,14 +102,12 @@ class Side:
         self.paths = self.client.registration.ended == "paths"
         self.chance = random.Random(1)
 
-    def turn(self, load: str) -> list[float]:
-        """Microseconds of each of a few matches."""
-        gap_s = GAP_S if load == "paced" else 0.0
-        self.each = MATCHES_A_REQUEST[load]
+    def turn(self) -> list[float]:
+        """Microseconds of each of a few matches, one upon the other."""
         with self.running():
             for _ in range(WAKING_TIMES):
-                self._match(0.0)
-            return [self._match(self.chance.random() * gap_s) for _ in range(TIMES[load])]
+                self.match()
+            return [self.match() for _ in range(TIMES)]
 
     def fill(self, requests: int) -> None:
         """Have so many requests end."""
@@ -118,9 +119,20 @@ class Side:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Let the daemon go on for as long as this lasts, before all else; then others."""
-        both = (0, self.daemon.process.pid)
         began = time.monotonic()
         self.signal(signal.SIGCONT)
+        try:
+            with self.before_all_else():
+                yield
+        finally:
+            self.signal(signal.SIGSTOP)
+            if os.cpu_count() == CORES_USED:
+                time.sleep(time.monotonic() - began)
+
+    @contextmanager
+    def before_all_else(self) -> Iterator[None]:
+        """Have scheduler and daemon run before all else, where that is allowed."""
+        both = (0, self.daemon.process.pid)
         with suppress(PermissionError):
             for pid in both:
                 os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(1))
@@ -129,9 +141,6 @@ class Side:
         finally:
             for pid in both:
                 os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
-            self.signal(signal.SIGSTOP)
-            if os.cpu_count() == CORES_USED:
-                time.sleep(time.monotonic() - began)
 
     def signal(self, number: signal.Signals) -> None:
         """Stop the daemon with all that it has started, or let them go on."""
@@ -150,7 +159,8 @@ class Side:
             text: str = answer.read().decode()
             return text
 
-    def _match(self, gap_s: float) -> float:
+    def match(self, gap_s: float = 0.0) -> float:
+        """Microseconds of a match that comes so long after what is before it."""
         if self.matches % self.each == 0:
             self.end()
             if self.scrape and self.requests % SCRAPE_EVERY == 0:
@@ -166,6 +176,7 @@ class Side:
         """A request with a path that nobody had before is published and ends; see that the daemon
         has heard of it."""
         self.requests += 1
+        self.told += 1
         tokens = self.scheduler.tokens
         key_bytes = PAGE * KEY.unit_bytes
         path = tokens[: len(self.row) * key_bytes] + self.requests.to_bytes(4, "little")
@@ -220,18 +231,31 @@ class Kept(NamedTuple):
         )
 
 
+class Paced(NamedTuple):
+    """Matches a second; with everything on, the share of them that came right after other work, and
+    by what share the median is above that of the others."""
+
+    per_second: float
+    after_work: float
+    shift: float
+
+
 class Found(NamedTuple):
     """Of one start: its rounds, what was kept, and processor time a match (us) by side."""
 
     rounds: Start
     kept: Kept
     cpu_us: dict[str, float]
+    paced: Paced | None = None
+    """Where matches do not follow one upon the other."""
 
 
-def pin(stack: ExitStack, sides: Mapping[str, Side]) -> None:
+def pin(
+    stack: ExitStack, sides: Sequence[Side], subscriber: subprocess.Popen[bytes] | None
+) -> None:
     """Give this process one core and the daemons another one, where there are two, both awake, and
-    what the daemons have started all others. Only once they have seen how many there are: who has
-    but one does not look before it sleeps."""
+    all others what the daemons have started, their threads of ZeroMQ's and who reads their events.
+    Only once they have seen how many there are: who has but one does not look before it sleeps."""
     cores = sorted(os.sched_getaffinity(0))
     used, others = cores[:CORES_USED], cores[CORES_USED:]
     keep_awake(stack, used)
@@ -239,47 +263,73 @@ def pin(stack: ExitStack, sides: Mapping[str, Side]) -> None:
         return
     stack.callback(os.sched_setaffinity, 0, cores)
     os.sched_setaffinity(0, used[:1])
-    for side in sides.values():
+    beside = [] if subscriber is None else [subscriber.pid]
+    for side in sides:
+        beside += [side.daemon.process.pid, *side.children()]
+    for pid in beside if others else ():
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(ProcessLookupError):  # a thread that has ended since
+                os.sched_setaffinity(int(task), others)
+    for side in sides:
         os.sched_setaffinity(side.daemon.process.pid, used[1:])
-        for child in side.children() if others else ():
-            for task in os.listdir(f"/proc/{child}/task"):
-                with suppress(ProcessLookupError):  # a thread that has ended since
-                    os.sched_setaffinity(int(task), others)
 
 
-def measure(load: str, rounds: int, seed: int, parts: Collection[Part]) -> Found:
-    """One start of all sides."""
+class Told(NamedTuple):
+    """Of what a daemon is told to tell: its flags, where the log is, and who asks for the rest."""
+
+    flags: list[str]
+    folder: Path | None
+    events: str
+    scrape: str
+
+
+def places_for(stack: ExitStack, parts: Collection[Part]) -> Told:
+    """Places for the parts that a daemon is to have on."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t"))) / "log"
+    port = free_ports(4)
+    events, metrics = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{port + 3}"
+    named = {"log": ["--access-log", str(folder)], "events": ["--kv-events", events],
+             "metrics": ["--metrics", metrics]}  # fmt: skip
+    return Told(
+        [flag for part in parts for flag in named[part]],
+        folder if "log" in parts else None,
+        events if "events" in parts else "",
+        f"http://{metrics}/metrics" if "metrics" in parts else "",
+    )
+
+
+def measure(rounds: int, seed: int, parts: Collection[Part]) -> Found:
+    """One start of all sides under the busy load."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="t"))) / "log"
-        port = free_ports(4)
-        events, metrics = f"tcp://127.0.0.1:{port}", f"127.0.0.1:{port + 3}"
-        named = {"log": ["--access-log", str(folder)], "events": ["--kv-events", events],
-                 "metrics": ["--metrics", metrics]}  # fmt: skip
-        flags = [flag for part in parts for flag in named[part]]
-        url = f"http://{metrics}/metrics" if "metrics" in parts else ""
+        on = places_for(stack, parts)
         sides = {
             "off": Side(stack),
             "off again": Side(stack),
-            "on": Side(stack, *flags, scrape=url),
+            "on": Side(stack, *on.flags, scrape=on.scrape),
         }
-        subscriber = _subscriber(stack, events) if "events" in parts else None
-        pin(stack, sides)
+        subscriber = subscribe(stack, on.events)
+        pin(stack, list(sides.values()), subscriber)
         for side in sides.values():
-            side.fill(QUEUED if load == "busy" else ENDS_AT_ONCE)
-        turns: dict[str, Turn] = {name: partial(side.turn, load) for name, side in sides.items()}
+            side.fill(QUEUED)
+        turns: dict[str, Turn] = {name: side.turn for name, side in sides.items()}
         before = {name: (side.daemon.cpu_us(), side.matches) for name, side in sides.items()}
-        found = alternate(turns, rounds, random.Random(seed), warm=WARM_ROUNDS[load])
+        found = alternate(turns, rounds, random.Random(seed), warm=WARM_ROUNDS)
         cpu = {
             name: (side.daemon.cpu_us() - before[name][0]) / (side.matches - before[name][1])
             for name, side in sides.items()
         }
         for side in sides.values():
             side.signal(signal.SIGCONT)
-        kept = _kept(sides["on"], folder if "log" in parts else None, subscriber)
+        kept = kept_by(sides["on"], on.folder, subscriber)
     return Found(found, kept, cpu)
 
 
-def judged(found: Sequence[Found]) -> tuple[dict[str, Any], list[list[object]], Ratio]:
+Compare: TypeAlias = Callable[..., Ratio]
+
+
+def judged(
+    found: Sequence[Found], compare: Compare = compare
+) -> tuple[dict[str, Any], list[list[object]], Ratio]:
     """Of several starts: the document, rows of the table of COLUMNS, and how `on` compares."""
     starts = [start.rounds for start in found]
     compared = {
@@ -299,11 +349,19 @@ def judged(found: Sequence[Found]) -> tuple[dict[str, Any], list[list[object]], 
         against = compared.get(side)
         document[side] = figures | ({"ratio": against.as_json()} if against else {})
         rows.append([side, *figures.values(), str(against or "")])
+    paced = [start.paced for start in found if start.paced is not None]
+    if paced:
+        for name in Paced._fields:
+            mean = sum(getattr(one, name) for one in paced) / len(paced)
+            document[name] = round(mean, 4)
     document["kept"] = [start.kept._asdict() for start in found]
     return document, rows, compared["on"]
 
 
-def _subscriber(stack: ExitStack, address: str) -> subprocess.Popen[bytes]:
+def subscribe(stack: ExitStack, address: str) -> subprocess.Popen[bytes] | None:
+    """Somebody who reads the events; nobody where there are none."""
+    if not address:
+        return None
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.subscriber", address],
         stdin=subprocess.PIPE,
@@ -320,7 +378,7 @@ def _waiting(side: Side) -> int:
     return 0 if log is None else log.waiting
 
 
-def _kept(on: Side, folder: Path | None, subscriber: subprocess.Popen[bytes] | None) -> Kept:
+def kept_by(on: Side, folder: Path | None, subscriber: subprocess.Popen[bytes] | None) -> Kept:
     """End a daemon, and see what is left of what it was told."""
     counted = None
     if on.scrape:
@@ -335,4 +393,4 @@ def _kept(on: Side, folder: Path | None, subscriber: subprocess.Popen[bytes] | N
     frames = list(LogReader(folder)) if folder is not None else []
     logged = sum(isinstance(frame, Access) for frame in frames)
     dropped = sum(frame.records for frame in frames if isinstance(frame, Dropped))
-    return Kept(on.requests, counted, logged if folder is not None else None, dropped, heard)
+    return Kept(on.told, counted, logged if folder is not None else None, dropped, heard)

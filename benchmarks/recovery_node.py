@@ -46,12 +46,59 @@ def tokens(seed: int, pages: int, page_size: int = PAGE_SIZE) -> bytes:
     return random.Random(seed).randbytes(4 * pages * page_size)
 
 
+class Tick(NamedTuple):
+    """One of `Ticks`."""
+
+    wall_us: float
+    cpu_us: float
+    waited_us: float | None
+
+
 class Ticks(NamedTuple):
-    """How long each tick took, microseconds, and how much of it this thread had a core: where it
-    was made to wait for one, a tick is long for no reason of its own."""
+    """How long each tick took, microseconds, how much of it this thread had a core, and how much
+    another one had it instead (None: the kernel does not say). Where it was made to wait, a tick is
+    long for no reason of its own."""
 
     wall_us: list[float]
     cpu_us: list[float]
+    waited_us: list[float | None]
+
+    @property
+    def longest(self) -> Tick:
+        """The one that took most time."""
+        at = self.wall_us.index(max(self.wall_us))
+        return Tick(self.wall_us[at], self.cpu_us[at], self.waited_us[at])
+
+
+class RunDelay:
+    """How long this thread has waited for a core until now, by the kernel's account. None where it
+    keeps none."""
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def now_us(self) -> float | None:
+        """Microseconds since the thread began."""
+        if self._fd < 0:
+            return None
+        return int(os.pread(self._fd, 128, 0).split()[1]) / 1_000
+
+    def close(self) -> None:
+        """Let go of the account. Repeatable."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def stolen_ms() -> float:
+    """What the machine beneath has taken from the cores that may be used, since it was started."""
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path("/proc/stat").read_text("ascii").splitlines())
+    stolen = sum(int(line[8]) for line in lines if line[0] in mine)
+    return stolen * 1_000 / os.sysconf("SC_CLK_TCK")
 
 
 class Node:
@@ -79,7 +126,8 @@ class Node:
             concurrency=4,
             dial=DaemonDial(runtime_dir, self.pool, instance=instance, deadlines=deadlines),
         )
-        self.ticks = Ticks([], [])
+        self.ticks = Ticks([], [], [])
+        self._run_delay = RunDelay()
         self._number = 0
         self._finished: list[Finished] = []
 
@@ -87,11 +135,15 @@ class Node:
         """One tick, timed; then wait a little if it changed nothing, as a worker does: for the
         daemon or, without one, until the way back has something to do."""
         scheduler = self.scheduler
+        waited = self._run_delay.now_us()
         began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
         self._finished += scheduler.tick()
         took_cpu, took = time.thread_time_ns() - began_cpu, time.perf_counter_ns() - began
         self.ticks.wall_us.append(took / 1_000)
         self.ticks.cpu_us.append(took_cpu / 1_000)
+        until = self._run_delay.now_us()
+        delay = None if waited is None or until is None else until - waited
+        self.ticks.waited_us.append(delay)
         if not scheduler.moved:
             client = scheduler.client
             if client is not None and not client.lost:
@@ -122,7 +174,7 @@ class Node:
 
     def take_ticks(self) -> Ticks:
         """The ticks since this was asked; they are counted anew."""
-        taken, self.ticks = self.ticks, Ticks([], [])
+        taken, self.ticks = self.ticks, Ticks([], [], [])
         return taken
 
     def settle_memory(self) -> None:
@@ -153,6 +205,7 @@ class Node:
         """End the session and give the pool back."""
         self.scheduler.close()
         self.pool.close()
+        self._run_delay.close()
 
 
 class Nursery:

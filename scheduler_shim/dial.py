@@ -7,6 +7,7 @@ must never block the scheduler, and a try that failed leaves nothing open.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from scheduler_shim.session import (
     SESSION_NAME,
     SOFTWARE,
     DaemonAbsent,
+    NobodyListens,
     Registration,
     answer_welcome,
     hello,
@@ -49,7 +51,7 @@ class Attempt(Protocol):
     """One try to register with a daemon."""
 
     def step(self) -> DaemonClient | None:
-        """Go on as far as possible now; the attached client once there is one.
+        """One step, which is short; the attached client once there is one.
 
         Raises a typed error when the try has failed.
         """
@@ -64,7 +66,8 @@ class Dial(Protocol):
     """Makes tries, and tells the time to wait between them."""
 
     def begin(self, mode: Mode) -> Attempt:
-        """Begin a try. Raises a typed error when it fails at once."""
+        """Begin a try. Raises a typed error when it fails at once, `DaemonAbsent` where nobody
+        listens; its steps raise `NobodyListens` then."""
         ...
 
     def deserted(self) -> bool:
@@ -92,6 +95,7 @@ class DaemonDial:
     ) -> None:
         self._software = software
         self._runtime_dir = runtime_dir
+        self._path = str(runtime_dir / SESSION_NAME)
         self._pool = pool
         self._instance = instance
         self._deadlines = deadlines or Deadlines()
@@ -99,7 +103,7 @@ class DaemonDial:
         self._rank = rank
 
     def begin(self, mode: Mode) -> DaemonAttempt:
-        """Connect."""
+        """Begin a try. Nothing has been said, and nobody been looked for, when it returns."""
         message = partial(
             register_message,
             self._pool,
@@ -109,7 +113,7 @@ class DaemonDial:
             rank=self._rank,
         )
         return DaemonAttempt(
-            self._runtime_dir / SESSION_NAME,
+            self._path,
             message,
             self._pool,
             self._deadlines,
@@ -129,12 +133,12 @@ class DaemonDial:
 class DaemonAttempt:
     """Hello, Register and Attach, each said once its forerunner was answered.
 
-    `message`: makes the registration, once a daemon has welcomed.
+    `path`: of the session socket. `message`: makes the registration, once a daemon has welcomed.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: str,
         message: Callable[[], Register],
         pool: Pool,
         deadlines: Deadlines,
@@ -147,7 +151,10 @@ class DaemonAttempt:
         self._deadlines = deadlines
         self._software = software
         self._world_size = world_size
-        self._fresh = True
+        self._path = path
+        self._socket: socket.socket | None = None
+        """Made, and not connected yet."""
+        self._channel: FdChannel | None = None
         self._said_hello = False
         self._welcome: Welcome | None = None
         self._message: Register | None = None
@@ -158,13 +165,9 @@ class DaemonAttempt:
         self._registered: Registration | None = None
         self._arena: TokenArena | None = None
         self._link: ZmqLink | None = None
-        self._arena_due = self._link_due = False
+        self._arena_due = self._lane_due = self._link_due = False
         self._said_attach = False
         self._wait_anew()
-        try:
-            self._channel = FdChannel.connect(str(path), CONNECT_S)
-        except OSError as error:
-            raise DaemonAbsent(f"no daemon listens at {path}: {error}") from error
 
     def step(self) -> DaemonClient | None:
         """One step, which is short: requests go on between it and the next one."""
@@ -190,8 +193,10 @@ class DaemonAttempt:
             self._client.close()
         elif self._link is not None:
             self._link.close()
-        else:
+        elif self._channel is not None:
             self._channel.close()
+        elif self._socket is not None:
+            self._socket.close()
         if self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -201,30 +206,34 @@ class DaemonAttempt:
         self._give_up_us = monotonic_us() + self._deadlines.connect_ms * 1_000
 
     def _prepare(self) -> bool:
-        """Say Hello, hear, make the registration, say it, make the arena, make the link, open it,
-        make the client: one of them. The arena's pages are made by what lies there first, bit by
-        bit; and ZeroMQ's part, which takes a while for its threads, only should the lane end. Says
-        whether something was done; nothing is while the daemon says nothing."""
+        """Make a socket, connect, say Hello, hear, make the registration, say it, make the arena,
+        make the link, its lane, open it, make the client: one of them. The arena's pages are made
+        by what lies there first, bit by bit; and ZeroMQ's part, which takes a while for its
+        threads, only should the lane end. Says whether something was done; nothing is while the
+        daemon says nothing."""
         registered = self._registered
-        if self._fresh:
-            self._fresh = False  # connecting was enough for one step
+        if self._channel is None:
+            self._connect()
         elif not self._said_hello:
             self._said_hello = True
-            self._send(hello(self._software), ())
+            self._send(self._channel, hello(self._software), ())
         elif self._welcome is not None:
             self._make_answer(self._welcome)
         elif self._answer is not None:
             (payload, fds), self._answer = self._answer, None
-            self._send(payload, fds)
+            self._send(self._channel, payload, fds)
         elif registered is None:
-            return self._hear()
+            return self._hear(self._channel)
         elif self._arena_due:
             self._arena_due = False
             self._arena = make_arena(warm=False)
         elif self._link is None:
             arena, self._arena = self._arena, None
             self._link = make_link(self._channel, registered.endpoint, arena, later=True)
-            self._link_due = True
+            self._lane_due = self._link_due = True
+        elif self._lane_due:
+            self._lane_due = False
+            self._link.prepare()
         elif self._link_due:
             self._link_due = False
             self._link.open()
@@ -234,11 +243,23 @@ class DaemonAttempt:
             self._client.before_loss = self._pool.settle
         return True
 
-    def _hear(self) -> bool:
+    def _connect(self) -> None:
+        """The socket, then its connection."""
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            return
         try:
-            if self._channel.want_write:
-                self._channel.flush()
-            frames = self._channel.receive()
+            self._socket.settimeout(CONNECT_S)
+            self._socket.connect(self._path)
+        except OSError as error:
+            raise NobodyListens(f"no daemon listens at {self._path}: {error}") from error
+        self._channel = FdChannel(self._socket)
+
+    def _hear(self, channel: FdChannel) -> bool:
+        try:
+            if channel.want_write:
+                channel.flush()
+            frames = channel.receive()
         except (ProtocolError, OSError) as error:
             raise DaemonAbsent(f"the daemon closed the session: {error}") from error
         for payload, fds in frames:
@@ -272,11 +293,11 @@ class DaemonAttempt:
             )
             self._arena_due = reply.lane
 
-    def _send(self, payload: bytes, fds: list[int] | tuple[()]) -> None:
+    def _send(self, channel: FdChannel, payload: bytes, fds: list[int] | tuple[()]) -> None:
         try:
-            self._channel.send(payload, fds)
+            channel.send(payload, fds)
         except (ProtocolError, OSError) as error:
-            self._channel.close()
+            channel.close()
             raise DaemonAbsent(f"the daemon closed the session: {error}") from error
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,6 +42,8 @@ class LaneLink(ZmqLink):
         super().__init__(session, endpoint, later=True)
         self._arena = arena
         self._lane: FrameLane | None = None
+        self._pair: tuple[FrameLane, socket.socket] | None = None
+        """Both ends of a lane that is not open yet."""
         self._spin_ns = SPIN_US * 1_000 if len(os.sched_getaffinity(0)) > 1 else 0
         self._looks = False
         self._arrived: list[bytes] = []
@@ -54,13 +57,20 @@ class LaneLink(ZmqLink):
                 arena.close()
                 raise
 
+    def prepare(self) -> None:
+        """Make the lane, if there can be one; `open` hands its other end over."""
+        if self._pair is None:
+            with suppress(OSError):
+                self._pair = FrameLane.pair()
+
     def open(self) -> None:
         """Open the lane; where there can be none, connect. Raises `NoLink`."""
-        try:
-            lane, other = FrameLane.pair()
-        except OSError:
+        self.prepare()
+        pair, self._pair = self._pair, None
+        if pair is None:
             self.connect()
             return
+        lane, other = pair
         try:
             message = encode(OpenLane(self._arena.nbytes))
             self._session.send(message, (other.fileno(), self._arena.fd))
@@ -156,6 +166,10 @@ class LaneLink(ZmqLink):
         """Close everything."""
         super().close()
         self._end_lane()
+        if self._pair is not None:
+            for end in self._pair:
+                end.close()
+            self._pair = None
         self._arena.close()
 
     # Private.

@@ -8,11 +8,15 @@ fact, and a receipt that is here may have been used up there.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from directory.core.actions import AnyReply, Locked, Matched
 from directory.core.events import Lock, Match, Request
 from directory.core.ids import LeaseId
 from scheduler_shim.questions import LiveRequest, asker
+
+LEASING: Final = (Matched, Locked)
+"""Answers that may bring a lease."""
 
 
 class LeasesOut:
@@ -25,9 +29,10 @@ class LeasesOut:
 
     def granted(self, body: Request, reply: AnyReply) -> None:
         """A question was answered; the answer may bring a lease."""
-        owner = asker(body)
-        if isinstance(reply, Matched | Locked) and reply.receipt and owner is not None:
-            self._owners[reply.receipt] = owner
+        if isinstance(reply, LEASING) and reply.receipt:
+            owner = asker(body)
+            if owner is not None:
+                self._owners[reply.receipt] = owner
 
     def unknown(self, body: Request) -> None:
         """A question was answered, and nobody will hear how: there may be a lease, whose receipt

@@ -80,6 +80,9 @@ class ZmqLink:
         if not later:
             self.open()
 
+    def prepare(self) -> None:
+        """Make what `open` needs, where that is to be no part of it."""
+
     def open(self) -> None:
         """Make the way for frames. Raises `NoLink`; nothing of it stays then."""
         self.connect()

@@ -54,6 +54,11 @@ class Allocator(Protocol):
         """Pages that are not free, in order."""
         ...
 
+    def expect(self, pages: bytes) -> None:
+        """Where just these pages (packed) lie is going to be asked for: find it out now, if that
+        takes any time."""
+        ...
+
 
 class Pool(Protocol):
     """A scheduler's KV pool as its shim sees it: what is registered, and its counters.
@@ -379,6 +384,9 @@ class PageAllocator:
     def used(self) -> array[int]:
         """Pages that are not free, in order."""
         return array("I", (page for page in range(self.page_count) if not self._is_free[page]))
+
+    def expect(self, pages: bytes) -> None:
+        """A page lies where its number says."""
 
     def __repr__(self) -> str:
         return f"<PageAllocator {self.free_count} of {self.page_count} free>"

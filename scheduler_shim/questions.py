@@ -7,12 +7,15 @@ has no asker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from directory.core import limits
 from directory.core.events import Insert, Live, Lock, Match, Request, Restore
 
 LiveRequest = tuple[str, int]
 """A request's name and its attempt, as a `Live` report has them."""
+FOR_ONE: Final = (Match, Lock, Restore, Insert)
+"""Messages that speak for one request."""
 
 
 class Question:
@@ -28,7 +31,7 @@ class Question:
 
 def asker(body: Request) -> LiveRequest | None:
     """The request that a message speaks for; None when it speaks for no single one."""
-    if isinstance(body, Match | Lock | Restore | Insert):
+    if isinstance(body, FOR_ONE):
         return body.request, body.attempt
     return None
 

@@ -26,11 +26,11 @@ from scheduler_shim.own_tree import MirroredTree
 from scheduler_shim.republish import Republisher
 from scheduler_shim.request import Request
 from scheduler_shim.room import Room
-from scheduler_shim.session import DaemonAbsent
+from scheduler_shim.session import DaemonAbsent, NobodyListens
 
 WAIT_MS_MIN: Final = 50
 WAIT_MS_MAX: Final = 5_000
-WAIT_ABSENT_MS_MAX: Final = 500
+WAIT_ABSENT_MS_MAX: Final = 250
 """The cap while nobody listens at all: such a try costs a system call and disturbs nobody, and the
 sooner a daemon that was started again is found, the fewer pages are computed twice."""
 DESERTED_US: Final = 1_000_000
@@ -68,6 +68,8 @@ class Returning:
         self._tries = 0
         self._due_us = 0
         self._attempt: Attempt | None = None
+        self._client: DaemonClient | None = None
+        """Attached, and told of nothing yet."""
         self._deserted_us = 0
         """Since when it is known that no mover lives; 0: it is not."""
         self._republisher: Republisher | None = None
@@ -78,14 +80,17 @@ class Returning:
     @property
     def wake_us(self) -> int:
         """When `step` has something to do."""
-        if self._attempt is None and self._republisher is None:
+        if self._attempt is None and self._client is None and self._republisher is None:
             return self._due_us
         return self._dial.now_us() + STEP_US
 
     def step(self) -> DaemonClient | None:
         """Go on as far as is possible at once; the client of a daemon that knows all."""
         if self._republisher is None:
-            self._try()
+            if self._client is None:
+                self._try()
+            else:
+                self._begin(self._client)
             return None
         self._republisher.step()
         return self._come_home(self._republisher)
@@ -103,6 +108,9 @@ class Returning:
         if self._attempt is not None:
             self._attempt.close()
             self._attempt = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         if self._republisher is not None:
             self._republisher.client.close()
             self._republisher = self._tree.returning = None
@@ -115,16 +123,21 @@ class Returning:
                 try:
                     self._attempt = self._dial.begin(self._mode)
                 except DaemonAbsent as error:
-                    self._look_for_movers()
-                    self._fail(str(error), WAIT_ABSENT_MS_MAX)
-                    return
-            client = self._attempt.step()
+                    raise NobodyListens(str(error)) from error
+            self._client = self._attempt.step()
+        except NobodyListens as error:
+            self._look_for_movers()
+            self._fail(str(error), WAIT_ABSENT_MS_MAX)
+            return
         except TreecoredError as error:
             self._fail(str(error))
             return
-        if client is None:
-            return
-        self._attempt = None
+        if self._client is not None:
+            self._attempt = None
+
+    def _begin(self, client: DaemonClient) -> None:
+        """Registered: what a mover may have written into is quiet, and the rest is to be said."""
+        self._client = None
         self._count("quarantine_released", self._room.release_quarantine())
         thin = self._mode == "thin"
         self._republisher = Republisher(self._tree.mirror, client, thin=thin)

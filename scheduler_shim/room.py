@@ -3,6 +3,11 @@
 Owns the allocator, the spans, the tree of either mode and the pages that are out of use. Every
 page that leaves the tree goes through here, so that it is freed after its span's word has moved
 on and never before. It knows rows only when it must find out what they use.
+
+What is given up for somebody who takes pages from here does not go back to the allocator before:
+where that is a device's, giving back and taking again are twenty calls of the device's, and a page
+whose word has moved on is as good as a free one. As long as nobody has taken it, it is *spare*:
+free for whoever takes pages here, and evictable for whoever knows the allocator alone.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from directory.core.actions import Totals
 from directory.core.ids import NO_LEASE
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.mirror import Mirror
@@ -57,6 +63,7 @@ class Room:
         self._count = count
         self._spans = SpanTable(pool.words, pool.page_count)
         self._quarantined = array("I")
+        self._spare = array("I")  # given up by a mirror, and neither taken nor given back yet
         self._movers_gone = False  # and this process may write yet, for one that is dead
         self.on_quiet: Callable[[], object] = lambda: None
         """Called when no mover has the pool any more and nothing is written for one, before the
@@ -77,18 +84,55 @@ class Room:
         """Pages that somebody may still write into; to be looked at only."""
         return self._quarantined
 
+    @property
+    def free_count(self) -> int:
+        """Pages that can be taken without giving anything up."""
+        return self.allocator.free_count + len(self._spare)
+
+    @property
+    def totals(self) -> Totals:
+        """What whoever knows the allocator alone can have evicted, and what is protected."""
+        totals = self.tree.totals
+        return Totals(totals.evictable + len(self._spare), totals.protected)
+
     def allocate(self, count: int) -> array[int] | None:
         """Take `count` pages, evicting where there are too few; all or none."""
-        self.evict(count - self.allocator.free_count)
-        return self.allocator.allocate(count)
+        self._give_up(count - self.free_count, keep=True)
+        return self._take(count)
 
     def allocate_up_to(self, count: int) -> array[int]:
         """Take as many of `count` pages as there is room for."""
-        short = count - self.allocator.free_count
-        if isinstance(self.tree, MirroredTree):
-            short = min(short, self.tree.mirror.totals.evictable)
-        self.evict(short)
-        return self.allocator.allocate(min(count, self.allocator.free_count)) or array("I")
+        self._make_room(count - self.free_count)
+        return self._take(min(count, self.free_count)) or array("I")
+
+    def make_ready(self, count: int, leave: int) -> None:
+        """Give up now what is short of `count` pages that somebody is about to take here, and of
+        `leave` more for whoever knows the allocator alone, which get there by `sent`."""
+        self._make_room(count + leave - self.free_count)
+
+    def sent(self, row: array[int], targets: bytes) -> None:
+        """A restore is under way, behind a row: do meanwhile what would have to be done when it has
+        landed. What is spare goes to whoever computes the rest, and where the path lies is found.
+        """
+        self._free_spare(len(self._spare))
+        self.allocator.expect(row.tobytes() + targets)
+
+    def _make_room(self, short: int) -> None:
+        """Give up `short` pages, or as many as there are."""
+        if isinstance(self.tree, MirroredTree):  # which gives up all of them or none
+            short = min(short, self.tree.totals.evictable)
+        self._give_up(short, keep=True)
+
+    def _take(self, count: int) -> array[int] | None:
+        """Take `count` of the free pages, spare ones first; all or none."""
+        spare = min(count, len(self._spare))
+        more = self.allocator.allocate(count - spare) if count > spare else array("I")
+        if more is None:
+            return None
+        cut = len(self._spare) - spare
+        taken = self._spare[cut:]
+        del self._spare[cut:]
+        return taken + more
 
     def free(self, pages: bytes | array[int]) -> int:
         """Give pages back (packed or not); returns how many."""
@@ -98,17 +142,36 @@ class Room:
         return len(pages) // 4 if isinstance(pages, bytes) else len(pages)
 
     def evict(self, count: int) -> int:
-        """Give up and free at most `count` unprotected pages, coldest first; returns how many."""
-        freed = 0
-        if count > 0:
-            self._before_giving_up()
-            freed = self.free(self.tree.evict(count))
-            self._count("pages_evicted", freed)
-            self._on_evicted()
-        return freed
+        """Free at most `count` pages, what was given up before first, then unprotected ones of the
+        tree, coldest first; returns how many."""
+        freed = self._free_spare(count)
+        return freed + self._give_up(count - freed, keep=False)
+
+    def _give_up(self, count: int, *, keep: bool) -> int:
+        """Give up at most `count` pages of the tree and free them; with `keep` a mirror's are spare
+        instead. A thin tree's are not: if its daemon is lost now, whatever no row has is freed."""
+        if count <= 0:
+            return 0
+        self._before_giving_up()
+        given = self.tree.evict(count)
+        if keep and isinstance(self.tree, MirroredTree):
+            self._spare.frombytes(given)
+        else:
+            self.free(given)
+        self._count("pages_evicted", len(given) // 4)
+        self._on_evicted()
+        return len(given) // 4
+
+    def _free_spare(self, count: int) -> int:
+        """Give at most `count` spare pages back to the allocator; returns how many."""
+        cut = len(self._spare) - min(max(count, 0), len(self._spare))
+        spare = self._spare[cut:]
+        del self._spare[cut:]
+        return self.free(spare)
 
     def flush(self) -> None:
         """Give up every page of the tree that no request uses."""
+        self._free_spare(len(self._spare))
         self._before_giving_up()
         self._count("pages_flushed", self.free(self.tree.flush()))
         self._on_evicted()
@@ -180,13 +243,14 @@ class Room:
             return False
         for request in rows:
             request.node = None
+        self._free_spare(len(self._spare))
         self.tree = thin_tree
         return True
 
     def counts(self, requests: Collection[Request], landing: Collection[array[int]]) -> PageCounts:
         """Where the pages are; the sum is the pool's page count whenever nothing is amiss."""
         return PageCounts(
-            self.allocator.free_count,
+            self.free_count,
             self.tree.pages,
             sum(len(request.row) - request.tree_pages for request in requests) + self._foreign(),
             sum(len(pages) for pages in landing),
@@ -202,6 +266,7 @@ class Room:
         mine = [page for r in requests for page in r.row[r.tree_pages :]]
         mine += [page for pages in landing for page in pages]
         mine += self._quarantined
+        mine += self._spare
         free = set(range(self._pool.page_count)).difference(self.allocator.used())
         if len(set(mine)) != len(mine) or not free.isdisjoint(mine):
             found.append("pages: a page is held twice, or held and free")
@@ -219,4 +284,4 @@ class Room:
         )
 
     def __repr__(self) -> str:
-        return f"<Room {self.allocator.free_count} free, {self.tree.pages} in the tree>"
+        return f"<Room {self.free_count} free, {self.tree.pages} in the tree>"

@@ -39,6 +39,10 @@ class DaemonAbsent(ProtocolError):
     """
 
 
+class NobodyListens(DaemonAbsent):
+    """Nobody listens in the runtime folder at all."""
+
+
 class Registration(NamedTuple):
     """What a daemon gave a pool. `epoch`: the daemon's boot; `secret` proves the connection;
     `ended`: what it wants to hear of ended requests; `lane`: whether it takes a lane."""

@@ -25,6 +25,8 @@ from scheduler_shim.leases import LeasesOut
 from scheduler_shim.link import Link
 from scheduler_shim.session import DaemonAbsent, Registration
 
+PLACED: Final = (Match, Insert)
+"""Messages whose tokens, and page lists, lie in the arena."""
 ATTACHES_MAX: Final = 16
 """So often the connection may be made anew beneath, with no answer in between."""
 
@@ -205,7 +207,7 @@ class Speaker(ABC):
         tokens = pages = NOWHERE
         lane = self._lane
         arena = lane.arena if lane is not None else None
-        if arena is not None and isinstance(body, Match | Insert):
+        if arena is not None and isinstance(body, PLACED):
             acked = self._stream.acked
             tokens = arena.place(body.tokens, seq, acked)
             if isinstance(body, Insert):

@@ -162,11 +162,13 @@ class ThinTree:
 
         Returns up to which page the path can be had; a refusal or no answer is a miss.
         """
-        self.asks(request.key, request.match_tokens)
-        if not request.match_pages:
+        self._tell_uses()
+        asked = question(request) if request.match_pages else None
+        seq = self._client.ask(asked) if asked is not None else 0
+        # It is a use of the path, which is noted while the answer is on its way.
+        self._tells(TokenPath(request.key, request.match_tokens))
+        if asked is None:
             return len(request.row)
-        asked = question(request)
-        seq = self._client.ask(asked)
         try:
             reply = self._client.answer(seq)
         except TreecoredError:
@@ -303,7 +305,7 @@ class ThinTree:
 
     def release(self, request: Request) -> None:
         """Have the lease released; nobody waits for it."""
-        if any(waits is request for waits, _ in self._locking.values()):
+        if self._locking and any(waits is request for waits, _ in self._locking.values()):
             self._settle()
         if request.receipt != NO_LEASE:
             self._tell_uses()
@@ -313,8 +315,10 @@ class ThinTree:
 
     def _protect(self, request: Request, path: bytes) -> None:
         """The request's lease protects this path now, and no other one."""
-        self._protected.add(path)
-        self._protected.remove(self._paths.pop(request.number, b""))
+        if path:
+            self._protected.add(path)
+        if before := self._paths.pop(request.number, b""):
+            self._protected.remove(before)
         if path:
             self._paths[request.number] = path
 

@@ -72,6 +72,7 @@ class Copy:
         "pools",
         "progress",
         "request",
+        "rest",
         "slices",
         "staged",
         "started_us",
@@ -88,6 +89,7 @@ class Copy:
         self.pools = involved_pools(request)
         self.slices: Iterator[Slice] = iter(())
         self.more: Slice | None = None  # the next slice to submit; None: no more
+        self.rest: Slice | None = None  # of what `more` was cut off from, before other slices
         self.near = False  # between GPU memories
         self.local = False  # within one GPU
         self.in_flight: set[Ticket] = set()
@@ -126,7 +128,10 @@ class Copy:
 
     def next_slice(self) -> "Slice | None":
         """What is to be submitted next; None: nothing can be now, or nothing is left."""
-        return next(self.slices, None) if self.staged is None else self.staged.next_slice()
+        if self.staged is not None:
+            return self.staged.next_slice()
+        rest, self.rest = self.rest, None
+        return next(self.slices, None) if rest is None else rest
 
     def step(self, step: CopyStep) -> None:
         """Go to the next state; raises `InvalidTransition` where the table has none."""

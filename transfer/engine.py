@@ -169,7 +169,7 @@ class Engine:
     def _collect(self) -> None:
         for ticket, error in self._device.poll():
             copy = self._submissions.end(ticket)
-            self._lanes.lane(copy).ended(self._clock_us())
+            self._lanes.ended(copy, ticket, self._clock_us())
             landed = not error if copy.staged is None else copy.staged.moved(ticket, error)
             if error and copy.state is CopyState.RUNNING:
                 self._lose(copy, "failed", f"the device failed: {error}", broken=True)
@@ -237,7 +237,7 @@ class Engine:
             if begins and not self._start(copy):
                 continue
             if copy.more is not None:
-                paced = self._lanes.paced(copy)
+                paced = self._lanes.paced(copy, self._clock_us())
                 if paced:
                     self._slicer.shorten(copy)
                 try:
@@ -252,7 +252,7 @@ class Engine:
                 if copy.progress is not None:
                     copy.progress.submitted(ticket)
                 nbytes = sum(batch.nbytes for batch in copy.more)
-                self._lanes.lane(copy).submitted(nbytes, now, paced=paced)
+                self._lanes.submitted(copy, ticket, nbytes, now, paced=paced)
                 copy.nbytes += nbytes
                 mark("slice", copy.request.op, nbytes)
                 copy.more = copy.next_slice()

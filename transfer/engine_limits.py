@@ -31,13 +31,16 @@ class EngineLimits(NamedTuple):
     """Cap of each lane (0: none)."""
     local_percent: int = 100
     """Of the time of a copy within a GPU that computes meanwhile (see lanes.Pace)."""
+    alone_bytes_per_us: int = 0
+    """So fast is a slice within a GPU at least that shares it with nobody (0: nobody knows). What
+    that shows is believed at once, unlike what the driver's library says of the past."""
     idle_spin_us: int = 0
     """So long a mover that has nothing to do looks for the next copy before it goes to sleep."""
     landing_bytes: int = MIB
     """Of a load that lands layer by layer, so much at least is told at once: small layers go
     together, since a submission costs as much as some hundred kilobytes."""
     stage_bytes: int = MIB
-    """Of a slice that goes through a staging slab."""
+    """Of a slice that goes through a staging slab; half as much where a slab has but few such."""
     stage_row_bytes: int = 0
     """Of a page in a step of layers that goes through a slab: what lies in one piece in the host
     tier. The bus is the slower for smaller ones."""
@@ -75,7 +78,8 @@ class EngineLimits(NamedTuple):
     @property
     def bounds(self) -> tuple[int, int, int, Pace]:
         """Of lanes: slices in flight of all, of one, of one within a calm GPU, and their pace."""
-        pace = Pace(self.lane_bytes_per_s, self.local_percent / 100)
+        share = self.local_percent / 100
+        pace = Pace(self.lane_bytes_per_s, share, self.alone_bytes_per_us)
         return self.submissions_max, self.lane_submissions_max, self.calm_submissions_max, pace
 
 
@@ -88,14 +92,16 @@ CUDA_LIMITS = EngineLimits(
     idle_spin_us=500,
     landing_bytes=2 * MIB,
     later_slice_bytes=16 * MIB,
-    stage_bytes=16 * MIB,
+    stage_bytes=32 * MIB,
     stage_row_bytes=128 * KIB,
     stage_chunks_min=128,
     local_percent=80,
 )
 """A GPU copies in both directions at once, and on several streams. A slice of 8 MiB is 160 us of
 PCIe 5 (smaller ones are bound by the mover's own time); a restore that comes behind another one
-waits for six. Within a GPU 128 MiB are some 75 us of all of it, and what computes there waits for a
-change of contexts besides: much less would only multiply those. Where nothing computes two slices
-of 512 MiB are some 600 us: the mover's own time is hidden behind them, and a step that begins just
-then waits less than its own length."""
+waits for six: of small pages, which go through a slab, for six of 32 MiB, since what one
+costs the mover, however small it is, would be a fifth of its time in slices of half that size.
+Within a GPU 128 MiB are some 75 us of all of it, and what computes there waits for a change of
+contexts besides: much less would only multiply those. Where nothing computes two slices of 512 MiB
+are some 600 us: the mover's own time is hidden behind them, and a step that begins just then waits
+less than its own length."""

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
+from transfer.alone import Alone
 from transfer.copies import Copy, CopyState
+from transfer.device.protocol import Ticket
 
 
 class Way(enum.Enum):
@@ -35,11 +37,13 @@ class Pace(NamedTuple):
 
     `bytes_per_s`: a cap (0: none). `share`: of the time that is used by a copy within one GPU while
     that GPU computes; its slices go one at a time then. The two take turns on the GPU, so a step
-    is longer by a slice and a change of contexts.
+    is longer by a slice and a change of contexts. `alone_bytes_per_us`: of a slice that had the GPU
+    to itself (see alone.Alone).
     """
 
     bytes_per_s: int = 0
     share: float = 1.0
+    alone_bytes_per_us: int = 0
 
 
 class Lane:
@@ -66,10 +70,13 @@ class Lane:
             due_us = nbytes * 1_000_000 // self._pace.bytes_per_s
             self._not_before_us = max(now_us, self._not_before_us) + due_us
 
-    def ended(self, now_us: int) -> None:
-        """A slice is no more in flight."""
+    def ended(self, now_us: int, *, paced: bool) -> None:
+        """A slice is no more in flight. `paced`: where it went alone, it is for others' sake."""
         self.in_flight -= 1
         if self._paced_since_us and not self.in_flight:
+            if not paced:
+                self._paced_since_us = 0
+                return
             took_us = now_us - self._paced_since_us
             pause_us = int(took_us * (1 - self._pace.share) / self._pace.share)
             self._not_before_us = max(self._not_before_us, now_us + pause_us)
@@ -80,7 +87,8 @@ class Lane:
 
 
 class Lanes:
-    """All lanes. `computing`: whether the GPU computes; asked only for copies within it."""
+    """All lanes. `computing`: whether the GPU has computed lately; asked only for copies within it,
+    whose own slices say whether it does now."""
 
     def __init__(
         self,
@@ -95,6 +103,7 @@ class Lanes:
         self._submissions_max = submissions_max
         self._calm_max = calm_submissions_max
         self._computing = computing
+        self._alone = Alone(pace.alone_bytes_per_us)
         self._lanes = {way: Lane(way, each, pace) for way in Way}
 
     @property
@@ -132,9 +141,23 @@ class Lanes:
         backups = (c.staged for c in staged if not c.urgent)
         return any(s is not None and s.packs(now_us) for s in backups)
 
-    def paced(self, copy: Copy) -> bool:
-        """Whether slices of a copy go one at a time."""
-        return copy.local and self._computing()
+    def paced(self, copy: Copy, now_us: int) -> bool:
+        """Whether slices of a copy go one at a time: within a GPU that computes, as far as that is
+        known and unless the last slice was seen to have it to itself."""
+        return copy.local and self._computing() and not self._alone.holds(now_us)
+
+    def submitted(
+        self, copy: Copy, ticket: Ticket, nbytes: int, now_us: int, *, paced: bool
+    ) -> None:
+        """A slice of a copy has gone."""
+        self.lane(copy).submitted(nbytes, now_us, paced=paced)
+        if copy.local:
+            self._alone.submitted(ticket, nbytes, now_us)
+
+    def ended(self, copy: Copy, ticket: Ticket, now_us: int) -> None:
+        """A slice of a copy is no more in flight."""
+        self._alone.ended(ticket, now_us)
+        self.lane(copy).ended(now_us, paced=copy.local and not self._alone.holds(now_us))
 
     def ready(self, now_us: Callable[[], int]) -> Iterator[Copy]:
         """Copies whose next slice may go now: each time the one whose turn it is.
@@ -144,18 +167,19 @@ class Lanes:
         for lane in self._lanes.values():
             while lane.queue and self.in_flight < self._submissions_max:
                 copy = lane.queue[0]
-                if not lane.may_submit(now_us(), self._most(copy)):
+                now = now_us()
+                if not lane.may_submit(now, self._most(copy, now)):
                     break
                 yield copy
 
-    def _most(self, copy: Copy) -> int:
+    def _most(self, copy: Copy, now_us: int) -> int:
         """How many of a copy's slices may be in flight: one where it is paced, with a pause behind
         each; within a GPU a few, since whatever begins to compute waits for them."""
         if copy.progress is not None and copy.progress.leads and copy.staged is None:
             return 0  # for less than a slice's time: the first layer has the bus to itself
         if not copy.local:
             return self._submissions_max
-        return 1 if self._computing() else self._calm_max
+        return 1 if self.paced(copy, now_us) else self._calm_max
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}>"

@@ -10,6 +10,7 @@ chunks of all buffers in order, back to back (page-first).
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -48,15 +49,18 @@ class BufferLayout(msgspec.Struct, frozen=True, array_like=True):
         return self.offset + (page_count - 1) * self.page_stride + self.chunk_bytes
 
 
-class PoolLayout(msgspec.Struct, frozen=True, array_like=True):
-    """All buffers of a pool, in host page order. `page_size` is in tokens."""
+class PoolLayout(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """All buffers of a pool, in host page order. `page_size` is in tokens.
+
+    `dict`: what every copy asks for is worked out once; it is no part of the layout.
+    """
 
     page_size: Positive
     page_count: Positive
     buffers: Annotated[tuple[BufferLayout, ...], msgspec.Meta(max_length=BUFFERS_PER_POOL_MAX)]
     allocation_bytes: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=BUFFERS_PER_POOL_MAX)]
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of one host page."""
         return sum(buffer.chunk_bytes for buffer in self.buffers)

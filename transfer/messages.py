@@ -61,6 +61,10 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     token: int = 0
 
 
+class Expect(msgspec.Struct, frozen=True, array_like=True, tag="expect"):
+    """A copy is likely to be asked for in a moment: look for it for a while instead of sleeping."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """End the mover once nothing is in flight; fenced copies are dropped."""
 
@@ -110,7 +114,9 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     detail: str
 
 
-Request = OpenHostTier | OpenChecksums | ImportPool | ReleasePool | SubmitCopy | Ping | Shutdown
+Request = (
+    OpenHostTier | OpenChecksums | ImportPool | ReleasePool | SubmitCopy | Expect | Ping | Shutdown
+)
 Reply = Ready | TierOpened | Imported | Released | CopyDone | PagesDamaged | Pong | Rejected
 
 _encoder = msgspec.msgpack.Encoder()

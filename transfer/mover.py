@@ -17,10 +17,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,17 +34,18 @@ from directory.core.events import CopyDone, PagesDamaged
 from transfer.checksum import SumTable, load_hash, packed_slots
 from transfer.checksum_copies import Checksums
 from transfer.checksum_scrub import Scrubber
-from transfer.device.cpu import CpuDevice
 from transfer.device.protocol import Device, DeviceLost
 from transfer.engine import Engine, PoolReleased
-from transfer.engine_limits import CUDA_LIMITS, EngineLimits
+from transfer.engine_limits import EngineLimits
 from transfer.host_tier import HostTierMemory
 from transfer.imports import ImportedPool
-from transfer.ipc.backends import MemoryByKind, NamedMemory
+from transfer.ipc.backends import MemoryByKind
 from transfer.ipc.channel import ChannelClosed, FdChannel, close_fds
-from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, MEMFD, DeviceMemoryIPC, SharedMemoryIPC
-from transfer.ipc.sync import EVENT_SYNC, TIMELINE_SYNC, SyncHandle, Timelines, TimelineTable
+from transfer.ipc.marks import mark
+from transfer.ipc.memory import MEMFD, SharedMemoryIPC
+from transfer.ipc.sync import TIMELINE_SYNC, SyncHandle, Timelines, TimelineTable
 from transfer.messages import (
+    Expect,
     Imported,
     ImportPool,
     OpenChecksums,
@@ -64,36 +63,23 @@ from transfer.messages import (
     decode_request,
     encode,
 )
+from transfer.mover_backend import Backend, make_device, now_us
 
 PR_SET_PDEATHSIG = 1
 DAEMONS_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FENCE_SPIN_US = 2_000
+FENCE_LOOK_US = 200
+EXPECTED_SPIN_US = 2_000
 FENCE_SPIN_SLEEP_S = 50e-6
 FENCE_POLL_MS = 1
 DETAIL_CHARS_MAX = 1_000
 COLLECT_EVERY = (10_000, 10, 1_000_000)
 """Objects made, and collections of the young and the middle ones: what has lived for a while, which
 is caches, is never walked through."""
-CUDA_PREFIX = "cuda:"
 EXIT_DEVICE_LOST = 3
 """Exit status of a mover whose device broke; any other mover can be started in its place."""
 
 log = logging.getLogger("treecored.mover")
-
-
-class Backend(NamedTuple):
-    """What a mover is made of for one kind of device.
-
-    `memory`: imports by kind of handle, beside shared memory. `syncs`: how to read the timelines
-    of a pool, by the kind that its scheduler chose, beside plain timelines. `computing`: whether
-    the GPU computes now.
-    """
-
-    device: Device
-    memory: MappingOf[str, DeviceMemoryIPC]
-    syncs: MappingOf[str, Callable[[TimelineTable, SyncHandle], Timelines]]
-    limits: EngineLimits = EngineLimits()
-    computing: Callable[[], bool] = lambda: True
 
 
 class Mover:
@@ -119,7 +105,8 @@ class Mover:
         self._stopping = False
         self._fences_since_us = 0  # since when there has been nothing to do but to watch fences
         self._idle_spin_us = (limits or backend.limits).idle_spin_us
-        self._busy_us = 0  # when there was last something to do
+        self._awake_us = 0  # until when it looks for the next copy before it sleeps
+        self._beside = backend.beside
 
     def run(self) -> None:
         """Serve until told to stop. Raises `ChannelClosed` when the daemon is gone."""
@@ -143,6 +130,7 @@ class Mover:
                     self._receive()
             for event in self._engine.step():
                 self._send(Released(*event) if isinstance(event, PoolReleased) else event)
+            self._beside()
             if self._scrubber is not None:
                 damaged = self._scrubber.step(now_us())
                 if damaged:
@@ -153,12 +141,15 @@ class Mover:
         """How long to wait for a message before the next step; None: until there is one."""
         if self._engine.idle:
             self._fences_since_us = 0
-            if self._idle_spin_us and now_us() - self._busy_us < self._idle_spin_us:
+            if self._awake_us and now_us() < self._awake_us:
+                os.sched_yield()  # whoever asks may have been put on this very core
                 return 0
             if self._scrubber is None:
                 return None
             return max(0, -(-(self._scrubber.due_us - now_us()) // 1000))
-        now = self._busy_us = now_us()
+        now = now_us()
+        if self._idle_spin_us:
+            self._awake_us = max(self._awake_us, now + self._idle_spin_us)
         if not self._engine.only_fences:
             self._fences_since_us = 0
             return 0
@@ -166,8 +157,10 @@ class Mover:
             self._fences_since_us = now
         if now - self._fences_since_us > FENCE_SPIN_US:
             return FENCE_POLL_MS
-        # poll() knows whole milliseconds only, and most fences pass sooner.
-        time.sleep(FENCE_SPIN_SLEEP_S)
+        # poll() knows whole milliseconds only, and most fences pass sooner; a sleep of this length
+        # takes twice as long, so at first there is none where a mover may spin at all.
+        if not self._idle_spin_us or now - self._fences_since_us > FENCE_LOOK_US:
+            time.sleep(FENCE_SPIN_SLEEP_S)
         return 0
 
     def _receive(self) -> None:
@@ -201,6 +194,10 @@ class Mover:
                 self._import_pool(request, fds)
             case ReleasePool():
                 self._engine.release_pool(request.pool)
+            case Expect():
+                mark("expected")
+                if self._idle_spin_us:
+                    self._awake_us = now_us() + EXPECTED_SPIN_US
             case Ping():
                 self._send(Pong(request.token))
             case Shutdown():
@@ -290,11 +287,6 @@ class Mover:
         self._channel.send(encode(reply))
 
 
-def now_us() -> int:
-    """Monotonic microseconds."""
-    return time.monotonic_ns() // 1000
-
-
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies; at once if it is dead already.
 
@@ -312,45 +304,6 @@ def leave_at_once(status: int) -> None:
     """End without tidying up: calls into a broken context may never return."""
     logging.shutdown()
     os._exit(status)
-
-
-def make_device(name: str, *, pinned: bool = True) -> Backend:
-    """The backend of a mover by its device's name on the command line: cpu, or cuda:<UUID>; also
-    cpu:<name>, which reaches only pools that announce that name.
-
-    Raises `SystemExit` for a name that means nothing, `TransferError` for a GPU that is not there.
-    """
-    if name.partition(":")[0] == "cpu":
-        return Backend(CpuDevice(), {MEMFD: NamedMemory(name)} if ":" in name else {}, {})
-    if name.startswith(CUDA_PREFIX):
-        return _cuda_backend(name.removeprefix(CUDA_PREFIX), pinned=pinned)
-    raise SystemExit(f"there is no device {name!r}; known: cpu, {CUDA_PREFIX}<UUID of a GPU>")
-
-
-def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
-    # Imported here: a mover of CPU pools runs without CUDA's bindings.
-    from transfer.device.cuda import open_device
-    from transfer.device.cuda_busy import Computing
-    from transfer.device.cuda_calibrate import calibrate
-    from transfer.ipc.cuda_events import EventReader
-    from transfer.ipc.cuda_memory import CudaMemoryIPC
-    from transfer.topology import Topology
-
-    computing = Computing(uuid, now_us)
-    device, driver = open_device(uuid, pinned=pinned, computing=computing)
-    if pinned:
-        log.info("calibrated: %s", calibrate(device, driver).as_rows())
-    topology = Topology.probe(driver, driver.devices())
-    for text in topology.describe():
-        log.info("links of %s", text)
-    memory = CudaMemoryIPC(driver, topology)
-    return Backend(
-        device,
-        {CUDA_IPC: memory, CUDA_VMM: memory},
-        {EVENT_SYNC: lambda table, sync: EventReader.open(driver, table, sync)},
-        CUDA_LIMITS,
-        computing,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

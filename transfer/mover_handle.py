@@ -26,6 +26,7 @@ from transfer.ipc.memory import MemoryHandle
 from transfer.ipc.sync import SyncHandle
 from transfer.layout import PoolLayout
 from transfer.messages import (
+    Expect,
     ImportPool,
     OpenChecksums,
     OpenHostTier,
@@ -169,6 +170,11 @@ class MoverHandle:
     def submit(self, copy: SubmitCopy) -> None:
         """Hand a copy over."""
         self._send(copy)
+
+    def expect(self, pool: PoolId) -> None:
+        """A copy into the pool is likely to be asked for in a moment."""
+        del pool  # whoever has it is this one
+        self._send(Expect())
 
     def ping(self, token: int) -> None:
         """Ask for a sign of life."""

@@ -187,6 +187,13 @@ class MoverSet:
         self._movers[number].submit(copy)
         self._watch_writing(number)
 
+    def expect(self, pool: PoolId) -> None:
+        """A copy into the pool is likely to be asked for in a moment, of the mover of its GPU."""
+        placed = self._pools.get(pool)
+        if placed is not None and placed.home is not None:
+            self._movers[placed.home].expect(pool)
+            self._watch_writing(placed.home)
+
     def ping(self, token: int) -> None:
         """Ask all for a sign of life; one `Pong` answers, when all have given it."""
         self._pongs = set(range(len(self._movers)))

@@ -172,6 +172,25 @@ def page_slices(batches: Iterable[PageBatch], slice_bytes: int) -> Iterator[list
         yield current
 
 
+def left_of(batches: Sequence[PageBatch], first: Sequence[PageBatch]) -> list[PageBatch]:
+    """What `page_slices` has not put into its first piece, uncut; nothing if it has cut a page."""
+    cut = (part.pattern is not whole.pattern for part, whole in zip(first, batches, strict=False))
+    if any(cut):
+        return []
+    last = len(first) - 1
+    done = len(first[last].source_pages)
+    whole = batches[last]
+    rest = list(batches[last + 1 :])
+    if done < len(whole.source_pages):
+        rest.insert(
+            0,
+            whole._replace(
+                source_pages=whole.source_pages[done:], target_pages=whole.target_pages[done:]
+            ),
+        )
+    return rest
+
+
 def _cut_pages(batch: PageBatch, slice_bytes: int) -> Iterator[PageBatch]:
     """The batch itself, or where a page is larger than a slice, its pages in pieces."""
     if batch.pattern.nbytes <= slice_bytes or len(batch.pattern.chunks) == 1:

@@ -13,9 +13,9 @@ from directory.core.actions import CopyPart, SubmitCopy
 from directory.core.ids import PoolId
 from transfer.copies import Copy, Slice
 from transfer.host_tier import TierShape
-from transfer.landing import PatternCache, Progress, layered, layered_pages
+from transfer.landing import PageStep, PatternCache, Progress, layered, layered_pages
 from transfer.layout import PoolLayout
-from transfer.pages import PageBatch, Pattern, page_batch, page_slices
+from transfer.pages import PageBatch, Pattern, left_of, page_batch, page_slices
 from transfer.plan import (
     ChunkCache,
     Shard,
@@ -25,7 +25,7 @@ from transfer.plan import (
     plan,
     slices,
 )
-from transfer.staging import Slab, StagedCopy, by_slot, capped
+from transfer.staging import Slab, StagedCopy, capped, staged_slices
 
 
 class SliceSizes(NamedTuple):
@@ -42,6 +42,15 @@ class SliceSizes(NamedTuple):
     calm_bytes: int
     later_bytes: int
     row_bytes: int
+
+
+class StagedStep(PageStep):
+    """Some layers of a load that goes through a slab."""
+
+    def slices(self, slice_bytes: int, slice_ranges: int) -> Iterator[list[PageBatch]]:
+        """Its slices, in the order of the host's slots."""
+        del slice_ranges
+        return staged_slices(self.batches, slice_bytes)
 
 
 class Slicer:
@@ -102,7 +111,7 @@ class Slicer:
     ) -> tuple[StagedCopy, Progress | None]:
         """The same of a copy that goes through a slab. Raises as `slices` does."""
         shard = Shard(request.slot_bytes, request.shard_offset)
-        progress = None
+        progress, part = None, slab.part_bytes
         pieces: Iterator[list[PageBatch]]
         if request.landing is not None:
             least, patterns = self._sizes.landing_bytes, self._patterns
@@ -110,13 +119,11 @@ class Slicer:
                 request.landing, parts, layouts, tier, shard, least,
                 patterns=patterns, row_bytes=self._sizes.row_bytes,
             )  # fmt: skip
-            progress = Progress(steps)
-            pieces = progress.slices(slab.part_bytes, 0, slab.part_bytes)  # type: ignore[assignment]
+            progress = Progress([StagedStep(*step) for step in steps])
+            pieces = progress.slices(part, 0, part)  # type: ignore[assignment]
         else:
-            checked = [self._pages(part, layouts, tier, shard) for part in parts]
-            if request.kind == "backup":
-                checked = [by_slot(batches, slab.part_bytes) for batches in checked]
-            pieces = page_slices(chain.from_iterable(checked), slab.part_bytes)
+            checked = [self._pages(p, layouts, tier, shard) for p in parts]
+            pieces = staged_slices(chain.from_iterable(checked), part)
         return StagedCopy(slab, capped(pieces), whole_pages=self._whole_pages), progress
 
     def shorten(self, copy: Copy) -> None:
@@ -124,10 +131,14 @@ class Slicer:
         more = copy.more
         if not self._whole_pages or not more:
             return
-        if sum(batch.nbytes for batch in more) > self._sizes.near_bytes:
-            pieces = page_slices(more, self._sizes.near_bytes)  # type: ignore[arg-type]
-            copy.slices = chain(pieces, copy.slices)
-            copy.more = next(copy.slices)
+        nbytes = self._sizes.near_bytes
+        if sum(batch.nbytes for batch in more) > nbytes:
+            pieces: Iterator[Slice] = page_slices(more, nbytes)  # type: ignore[arg-type]
+            copy.more = next(pieces)
+            # What is left stays in one piece: the next slice may be a large one again.
+            copy.rest = left_of(more, copy.more) or None  # type: ignore[arg-type]
+            if copy.rest is None:
+                copy.slices = chain(pieces, copy.slices)
 
     def _pages(
         self,

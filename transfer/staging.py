@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from directory.core.actions import CopyPart
@@ -33,6 +33,11 @@ from transfer.pages import PageBatch, Pattern, page_slices
 from transfer.plan import Chunk, RangeBatch, fused
 
 PATTERNS_MAX = 4_096
+SORTED_MAX = 8_192
+"""Pages whose order is made at once: some 2 ms, in which nothing else of the mover goes on."""
+FIRST_SHARE = 2
+"""So much smaller is a copy's first slice: the bus, or the scheduler, waits for it."""
+PARTS_WANTED = 8
 POSTS_AT_ONCE = 2
 PACKED_WITHIN_US = 1_000
 """A scheduler that lives has packed a slice in less, unless it is busy."""
@@ -77,8 +82,10 @@ class Slab:
         self._spare: list[int] = []
 
     def divide(self, part_bytes: int) -> None:
-        """Make parts of about so many bytes; before the first use."""
-        count = min(ENTRIES, max(2, self.nbytes // part_bytes))
+        """Make parts of about so many bytes, or of half as many if there would be few of them;
+        before the first use."""
+        wanted = min(part_bytes, max(part_bytes // 2, self.nbytes // PARTS_WANTED, 1))
+        count = min(ENTRIES, max(2, self.nbytes // wanted))
         self.part_bytes = self.nbytes // count // PART_ALIGNMENT * PART_ALIGNMENT
         self._count = count
         self._spare = list(range(count))
@@ -131,14 +138,14 @@ class Slab:
         moved: list[PageBatch] = []
         pages: list[int] = []
         for batch in batches:
-            mine = batch.source_pages if pack else batch.target_pages
-            numbers = range(len(pages), len(pages) + len(mine))
-            pages += mine
-            moved.append(
-                batch._replace(pattern=rows, source_pages=numbers)
-                if pack
-                else batch._replace(pattern=rows, target_pages=numbers)
-            )
+            place, onto, segment, _, starts, stops = batch
+            first = len(pages)
+            pages += starts if pack else stops
+            numbers = range(first, len(pages))
+            if pack:
+                moved.append(PageBatch(place, onto, segment, rows, numbers, stops))
+            else:
+                moved.append(PageBatch(place, onto, segment, rows, starts, numbers))
         first, layers = pattern.layers
         offset = part * self.part_bytes
         return Piece(part, StageRequest(pack, first, layers, offset, pattern.nbytes, pages), moved)
@@ -329,24 +336,60 @@ def ranges_of(batches: Sequence[PageBatch]) -> list[RangeBatch]:
 def capped(slices: Iterable[list[PageBatch]]) -> Iterator[list[PageBatch]]:
     """The same slices, none with more pages than a request names."""
     for batches in slices:
-        yield from page_slices(batches, PAGES_MAX * batches[0].pattern.nbytes)
+        if sum(len(batch.source_pages) for batch in batches) <= PAGES_MAX:
+            yield batches
+        else:
+            yield from page_slices(batches, PAGES_MAX * batches[0].pattern.nbytes)
 
 
-def by_slot(batches: Iterable[PageBatch], first_bytes: int) -> Iterator[PageBatch]:
-    """Pages on their way to the host in the order of their slots, but for the first so many bytes
-    of each batch: while those are packed there is time to sort.
+def staged_slices(batches: Iterable[PageBatch], slice_bytes: int) -> Iterator[list[PageBatch]]:
+    """Slices of pages that go through a slab: a small one first, as they come, which is on its way
+    while the others are put in order."""
+    left = iter(batches)
+    first = next(left, None)
+    if first is None:
+        return
+    head, rest = _split(first, max(1, slice_bytes // FIRST_SHARE // first.pattern.nbytes))
+    if rest:
+        yield from page_slices([head], slice_bytes)
+    ordered = (piece for batch in chain(rest or [head], left) for piece in by_slot(batch))
+    yield from page_slices(ordered, slice_bytes)
 
-    The bus writes rows of 128 KiB in ascending order up to a tenth faster than here and there.
+
+def by_slot(batch: PageBatch) -> Iterator[PageBatch]:
+    """Pages between a pool and the host tier in the order of their slots, so many at a time.
+
+    The bus moves rows of 128 KiB in ascending order up to a tenth faster than here and there, and
+    each slice reaches fewer segments.
     """
-    for batch in batches:
-        starts, stops = batch.source_pages, batch.target_pages
-        first = max(1, first_bytes // batch.pattern.nbytes)
-        yield batch._replace(source_pages=starts[:first], target_pages=stops[:first])
-        order = sorted(range(first, len(stops)), key=stops.__getitem__)
-        if order:
-            yield batch._replace(
-                source_pages=[starts[n] for n in order], target_pages=[stops[n] for n in order]
-            )
+    left = [batch]
+    while left:
+        (source, target, segment, pattern, starts, stops), *_ = left
+        here, left = _split(left[0], SORTED_MAX)
+        if target == HOST:
+            stops, starts = in_order(here.target_pages, here.source_pages)
+        elif source == HOST:
+            starts, stops = in_order(here.source_pages, here.target_pages)
+        yield PageBatch(source, target, segment, pattern, starts, stops)
+
+
+def _split(batch: PageBatch, count: int) -> tuple[PageBatch, list[PageBatch]]:
+    """The first so many pages, and the others if there are any."""
+    starts, stops = batch.source_pages, batch.target_pages
+    if len(starts) <= count:
+        return batch, []
+    first = batch._replace(source_pages=starts[:count], target_pages=stops[:count])
+    return first, [batch._replace(source_pages=starts[count:], target_pages=stops[count:])]
+
+
+def in_order(slots: Sequence[int], pages: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Slots in ascending order, and with each the page that it was with."""
+    by_number = dict(zip(slots, pages, strict=True))
+    if len(by_number) == len(slots):
+        ordered = sorted(by_number)
+        return ordered, list(map(by_number.__getitem__, ordered))
+    order = sorted(range(len(slots)), key=slots.__getitem__)  # one slot for several pages
+    return [slots[n] for n in order], [pages[n] for n in order]
 
 
 def moved_chunks(parts: Sequence[CopyPart], layout: PoolLayout) -> int:

@@ -121,7 +121,7 @@ class Attribution:
         path, size = access.path, access.page_tokens
         everywhere = self._look(access, walk)
         hit = min(hit_pages, hittable)
-        found, seen, other = _bounds(access, hit, hittable, walk, everywhere.known)
+        found, seen, other = _bounds(access, hit, hittable, walk.known, everywhere.known)
         verdict = Verdict(hit * size, parts_of(access, hit, hittable, walk, everywhere.known))
         if seen > found:
             gone = self._gone(access, path, walk, found)
@@ -214,10 +214,22 @@ def parts_of(
     `walk`: what its own namespace knew of its path before it; `known_anywhere`: pages of it that
     any namespace knew.
     """
+    return tuple(
+        Part(cause, at, tokens)
+        for cause, at, tokens in causes_of(
+            access, hit_pages, hittable, walk.known, walk.forked, known_anywhere
+        )
+    )
+
+
+def causes_of(
+    access: Access, hit_pages: int, hittable: int, known: int, forked: bool, known_anywhere: int
+) -> list[tuple[Cause, int, int]]:
+    """The same as (cause, first token, tokens). `known`, `forked`: of its own namespace's walk."""
     size = access.page_tokens
     hit = min(hit_pages, hittable)
-    found, seen, other = _bounds(access, hit, hittable, walk, known_anywhere)
-    forked = walk.forked and walk.known == other and other > 0
+    found, seen, other = _bounds(access, hit, hittable, known, known_anywhere)
+    forked = forked and known == other and other > 0
     ends = (
         (Cause.NOT_RESTORABLE, found * size),
         (Cause.EVICTED, seen * size),
@@ -225,21 +237,22 @@ def parts_of(
         (Cause.DIVERGED if forked else Cause.NEVER_SEEN, hittable * size),
         (Cause.PARTIAL_TAIL, access.tokens),
     )
-    parts, at = [], hit * size
+    parts, at, most = [], hit * size, access.tokens
     for cause, end in ends:
-        end = min(end, access.tokens)
+        if end > most:
+            end = most
         if end > at:
-            parts.append(Part(cause, at, end - at))
+            parts.append((cause, at, end - at))
             at = end
-    return tuple(parts)
+    return parts
 
 
 def _bounds(
-    access: Access, hit: int, hittable: int, walk: Walk, known_anywhere: int
+    access: Access, hit: int, hittable: int, known: int, known_anywhere: int
 ) -> tuple[int, int, int]:
     """Pages up to which a path was promised, published in its namespace, and in any."""
     found = min(max(hit, access.found // access.page_tokens), hittable)
-    seen = min(max(found, walk.known), hittable)
+    seen = min(max(found, known), hittable)
     return found, seen, min(max(seen, known_anywhere), hittable)
 
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from directory.analytics.attribution import Cause, parts_of
-from directory.analytics.paths import PathTree, Walk
+from directory.analytics.attribution import Cause, causes_of
+from directory.analytics.paths import Known, PathTree
 from directory.analytics.record import Access, Digests
 
 PAGES_MAX: Final = 1 << 20
@@ -26,7 +26,7 @@ INSTANCES_MAX: Final = 1_024
 OTHERS: Final = "(others)"
 
 
-UNKNOWN: Final = Walk(0, [], False)
+UNKNOWN: Final = Known(0, forked=False)
 
 
 class CauseSums(msgspec.Struct):
@@ -36,11 +36,14 @@ class CauseSums(msgspec.Struct):
     tokens: int = 0
 
 
-class _Known(NamedTuple):
+class _Seen(NamedTuple):
     """What is known of a path: in its namespace, and in any (pages)."""
 
-    walk: Walk
+    here: Known
     anywhere: int
+
+
+NOTHING: Final = _Seen(UNKNOWN, 0)
 
 
 class _Generation:
@@ -59,29 +62,41 @@ class _Generation:
         """Pages of all trees."""
         return self.first.pages + 2 * self.others.pages
 
-    def look(self, namespace: bytes, path: Digests) -> _Known:
+    def look(self, namespace: bytes, path: Digests) -> _Seen:
         """What it knows of a path."""
-        elsewhere = self.others.look(path).known if self.spaces else 0
+        if self.first_namespace is None:
+            return NOTHING
+        elsewhere = self.others.known(path).pages if self.spaces else 0
         if namespace == self.first_namespace:
-            walk = self.first.look(path)
+            here = self.first.known(path)
         else:
             tree = self.spaces.get(namespace)
-            walk = tree.look(path) if tree is not None else UNKNOWN
-            elsewhere = max(elsewhere, self.first.look(path).known)
-        return _Known(walk, max(walk.known, elsewhere))
+            here = tree.known(path) if tree is not None else UNKNOWN
+            elsewhere = max(elsewhere, self.first.known(path).pages)
+        return _Seen(here, max(here.pages, elsewhere))
 
-    def touch(self, namespace: bytes, path: Digests, tick: int, extent: int) -> None:
-        """Take in what was published."""
+    def take(self, namespace: bytes, path: Digests, tick: int, extent: int) -> _Seen:
+        """Take in what was published; what it knew of the path before."""
         if self.first_namespace is None:
             self.first_namespace = namespace
+        first = self.first
         if namespace == self.first_namespace:
-            trees = [self.first]
+            elsewhere = self.others.known(path).pages if self.spaces else 0
+            here = self._take(first, path, tick, extent)
         else:
-            trees = [self.spaces.setdefault(namespace, PathTree()), self.others]
-        for tree in trees:
-            self.nodes -= len(tree)
-            tree.touch(path, tick, extent)
-            self.nodes += len(tree)
+            tree = self.spaces.get(namespace)
+            if tree is None:
+                tree = self.spaces[namespace] = PathTree()
+            here = self._take(tree, path, tick, extent)
+            elsewhere = self._take(self.others, path, tick, extent).pages
+            elsewhere = max(elsewhere, first.known(path).pages)
+        return _Seen(here, max(here.pages, elsewhere))
+
+    def _take(self, tree: PathTree, path: Digests, tick: int, extent: int) -> Known:
+        self.nodes -= len(tree)
+        known = tree.take(path, tick, extent)
+        self.nodes += len(tree)
+        return known
 
     def drop(self, nodes: int) -> bool:
         """Let go of a part of it; whether some is left."""
@@ -112,11 +127,11 @@ class Causes:
         if access.tokens <= 0:
             return
         path, namespace = access.path, access.namespace
-        if access.kind == "request":
-            self._judge(access, path)
         self._tick += 1
         young = self._young
-        young.touch(namespace, path, self._tick, extent_of(access, path))
+        known = young.take(namespace, path, self._tick, extent_of(access, path))
+        if access.kind == "request":
+            self._judge(access, path, known)
         if young.pages > self._pages_max or young.nodes > self._nodes_max:
             self._dropped = self._old
             self._young, self._old = _Generation(), young
@@ -126,26 +141,37 @@ class Causes:
         """Pages remembered, those of all namespaces but the first of a generation twice."""
         return self._young.pages + self._old.pages
 
-    def _judge(self, access: Access, path: Digests) -> None:
-        young = self._young.look(access.namespace, path)
+    def _judge(self, access: Access, path: Digests, young: _Seen) -> None:
+        """`young`: what the present generation knew before."""
+        known, forked = young.here
+        anywhere = young.anywhere
         old = self._old.look(access.namespace, path)
         # Each generation knows whole beginnings of paths, so together they know the longer one.
-        known = max(young.walk.known, old.walk.known)
-        forked = any(each.walk.forked and each.walk.known == known for each in (young, old))
-        hittable = min(access.hittable, len(path))
-        parts = parts_of(
+        if old is not NOTHING:
+            anywhere = max(anywhere, old.anywhere)
+            if old.here.pages > known:
+                known, forked = old.here
+            elif old.here.pages == known:
+                forked = forked or old.here.forked
+        parts = causes_of(
             access,
             access.hit.total // access.page_tokens,
-            hittable,
-            Walk(known, [], forked),
-            max(young.anywhere, old.anywhere),
+            min(access.hittable, len(path)),
+            known,
+            forked,
+            anywhere,
         )
-        for at, part in enumerate(parts):
-            sums = self._sums(access.instance, part.cause)
-            sums.tokens += part.tokens
-            sums.requests += not at
+        requests = 1
+        for cause, _, tokens in parts:
+            sums = self._sums(access.instance, cause)
+            sums.tokens += tokens
+            sums.requests += requests
+            requests = 0
 
     def _sums(self, instance: str, cause: Cause) -> CauseSums:
+        sums = self.sums.get((instance, cause))
+        if sums is not None:
+            return sums
         if instance not in self._instances:
             if len(self._instances) < INSTANCES_MAX:
                 self._instances.add(instance)

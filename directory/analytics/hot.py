@@ -7,11 +7,13 @@ a prefix that was hot yesterday makes room.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from directory.analytics.record import Digests
 
 KEPT_MAX: Final = 4_096
+LENGTHS_KEPT_MAX: Final = 1_024
 LONGER_SHARE: Final = 0.8
 """A prefix is left out of the list where a longer one has so much of its hits."""
 
@@ -77,6 +79,7 @@ class _Count:
         self.hits = 0
 
 
-def _lengths(pages: int) -> list[int]:
+@lru_cache(LENGTHS_KEPT_MAX)
+def _lengths(pages: int) -> tuple[int, ...]:
     lengths = [1 << bit for bit in range(pages.bit_length()) if 1 << bit < pages]
-    return [*lengths, pages] if pages else []
+    return (*lengths, pages) if pages else ()

@@ -31,7 +31,6 @@ from directory.analytics.record import (
     Frame,
     Named,
     Room,
-    pack,
 )
 
 FORMAT_VERSION: Final = 1
@@ -123,7 +122,7 @@ class Block:
             return Stored(access)
         end = ends[path[low - 1]]
         base, shared = end >> PAGES_BITS, end & ((1 << PAGES_BITS) - 1)
-        rest = msgspec.structs.replace(access, digests=pack(path[low:]))
+        rest = msgspec.structs.replace(access, digests=access.digests[low * DIGEST_BYTES :])
         return Stored(rest, number - base, shared)
 
 

@@ -41,6 +41,13 @@ class Walk(NamedTuple):
     forked: bool
 
 
+class Known(NamedTuple):
+    """The same without when: of whoever asks for nothing else."""
+
+    pages: int
+    forked: bool
+
+
 class PathTree:
     """Paths seen so far. Every page on a path was touched at its descendants' last tick or later.
 
@@ -60,6 +67,29 @@ class PathTree:
         extent = len(path) if extent is None else min(extent, len(path))
         nodes, known, forked = self._find(path)
         stretches = _stretches(nodes)
+        self._mark(nodes, path, tick, extent)
+        return Walk(known, stretches, forked)
+
+    def take(self, path: Digests, tick: int, extent: int) -> Known:
+        """The same for an `extent` that the path has, told in fewer words."""
+        nodes, known, forked = self._find(path)
+        self._mark(nodes, path, tick, extent)
+        return Known(known, forked)
+
+    def look(self, path: Digests) -> Walk:
+        """Walk a path without touching it."""
+        nodes, known, forked = self._find(path)
+        return Walk(known, _stretches(nodes), forked)
+
+    def known(self, path: Digests) -> Known:
+        """The same in fewer words."""
+        _, known, forked = self._find(path)
+        return Known(known, forked)
+
+    def _mark(
+        self, nodes: list[tuple[PathNode, int]], path: Digests, tick: int, extent: int
+    ) -> None:
+        """Take in the first `extent` pages of a path of which `nodes` are known."""
         covered = 0
         last: PathNode | None = None
         for node, pages in nodes:
@@ -85,12 +115,6 @@ class PathTree:
                 self._nodes[path[covered]] = PathNode(path[covered:extent], tick)
                 if last is not None:
                     last.children += 1
-        return Walk(known, stretches, forked)
-
-    def look(self, path: Digests) -> Walk:
-        """Walk a path without touching it."""
-        nodes, known, forked = self._find(path)
-        return Walk(known, _stretches(nodes), forked)
 
     def _find(self, path: Digests) -> tuple[list[tuple[PathNode, int]], int, bool]:
         """The known nodes of a path with how many of their pages are on it."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
+
+import msgspec
 
 from directory.analytics.log import AccessLog
 from directory.analytics.record import Digests, Frame, chain
@@ -19,15 +21,17 @@ from directory.analytics.record import Digests, Frame, chain
 QUEUE_MAX: Final = 16_384
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 PIECE_PAGES: Final = 32
-"""Pages whose digests are made at once; a piece takes some 30 microseconds."""
+"""Pages whose digests are made at once; a piece takes some 30 microseconds..."""
+PIECES_KNOWN_AT_ONCE: Final = 8
+"""...and as long as so many that were met before."""
 PIECES_KEPT_MAX: Final = 8_192
 
 ENDS_KEPT_MAX: Final = 65_536
 Ends: TypeAlias = OrderedDict[int, int]
 """The digest at the end of a path, by the number of its last part."""
 
-Work: TypeAlias = Iterator["Frame | None"]
-"""Makes frames. None: a piece is done and more is to come."""
+Work: TypeAlias = Generator["Frame | None", None, "Frame | None"]
+"""Makes frames; what it returns is its last one. None: a piece is done and more is to come."""
 
 
 class Recorder:
@@ -85,17 +89,18 @@ class Recorder:
                 return False
             item, nbytes = self._queue.popleft()
             self._nbytes -= nbytes
-            if not isinstance(item, Iterator):
+            if isinstance(item, msgspec.Struct):
                 self._log.add(item, now_us)
                 return True
             work = self._work = item
+        frame: Frame | None
         try:
             frame = next(work)
-        except StopIteration:
+        except StopIteration as done:
             self._work = None
-        else:
-            if frame is not None:
-                self._log.add(frame, now_us)
+            frame = done.value
+        if frame is not None:
+            self._log.add(frame, now_us)
         return True
 
     def drain(self, now_us: int) -> None:
@@ -125,21 +130,37 @@ class Chains:
         self, tokens: bytes, page_bytes: int, previous: int = 0
     ) -> Generator[None, None, Digests]:
         """The digests of the whole pages of packed tokens, as `record.chain` makes them; yields
-        after every piece. `previous`: digest of the page before."""
+        when it has worked for some 30 microseconds. `previous`: digest of the page before."""
         digests: Digests = array("Q")
         view = memoryview(tokens)
         end = len(tokens) - len(tokens) % page_bytes
+        kept, known_at_once = self._kept, 0
         for start in range(0, end, PIECE_PAGES * page_bytes):
             piece = view[start : min(end, start + PIECE_PAGES * page_bytes)]
-            digests.extend(self._piece(piece, page_bytes, digests[-1] if digests else previous))
-            yield
+            name = (previous, page_bytes, blake2b(piece, digest_size=16).digest())
+            found = kept.get(name)
+            if found is not None:
+                kept.move_to_end(name)
+                known_at_once += 1
+            else:
+                found = kept[name] = chain(
+                    bytes(piece), page_bytes, key=self._key, previous=previous
+                )
+                if len(kept) > self._kept_max:
+                    kept.popitem(last=False)
+                known_at_once = PIECES_KNOWN_AT_ONCE
+            digests.extend(found)
+            previous = found[-1]
+            if known_at_once >= PIECES_KNOWN_AT_ONCE:
+                known_at_once = 0
+                yield
         return digests
 
     def follow(
         self, ends: Ends, above: Sequence[tuple[int, bytes]], page_bytes: int, previous: int = 0
     ) -> Generator[None, None, int]:
         """The digest at the end of a path of (number, tokens) parts, from the one before them on;
-        yields after every piece. `ends`: of parts that were met before, and from now on of these.
+        yields as `pieces` does. `ends`: of parts that were met before, and from now on of these.
         """
         digest = previous
         for number, tokens in above:
@@ -165,15 +186,3 @@ class Chains:
     def one(self, page: bytes, previous: int) -> int:
         """The digest of one page that follows upon another one's."""
         return chain(page, len(page), key=self._key, previous=previous)[0]
-
-    def _piece(self, piece: memoryview, page_bytes: int, previous: int) -> Digests:
-        name = (previous, page_bytes, blake2b(piece, digest_size=16).digest())
-        found = self._kept.get(name)
-        if found is not None:
-            self._kept.move_to_end(name)
-            return found
-        found = chain(bytes(piece), page_bytes, key=self._key, previous=previous)
-        self._kept[name] = found
-        if len(self._kept) > self._kept_max:
-            self._kept.popitem(last=False)
-        return found

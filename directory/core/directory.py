@@ -8,6 +8,7 @@ clock, block, touch bytes of a page, or depend on anything but the events so far
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from directory.core import limits
 from directory.core.actions import (
@@ -33,12 +34,15 @@ from directory.core.events import (
     Body,
     CopyDone,
     Event,
+    Lock,
+    Match,
     MoverLost,
     PagesDamaged,
     PoolClosed,
     PoolRegistered,
     Restore,
     Stats,
+    Unlock,
 )
 from directory.core.group import GroupLog, Turn
 from directory.core.host import HostSlots
@@ -56,6 +60,9 @@ from directory.core.states import LeaseEvent, PoolPhase
 from directory.core.story import Story
 from directory.core.transfers import Transfers
 from directory.core.tree import Tree
+
+LOOKS: Final = frozenset({Match, Lock, Unlock})
+"""Somebody waits for these, one after the other: none of the journal's own work is done then."""
 
 
 class Directory:
@@ -99,12 +106,14 @@ class Directory:
         as `InternalError` with the story of what led to it.
         """
         try:
+            go_on = True
             if type(event) is Asked:
                 actions = self._asked(event)
+                go_on = type(event.body) not in LOOKS
             else:
                 actions = self._spread(self._told(event))
                 self.registry.forget_closed()
-            return [*self.journal.take(), *actions] if self.journal.on else actions
+            return [*self.journal.take(go_on=go_on), *actions] if self.journal.on else actions
         except InternalError as error:
             raise InternalError(f"{error}\nstory:\n{self.story.tell()}") from error
 

@@ -46,9 +46,10 @@ class HostJournal:
         """Bytes of the log when its present file was begun: those before are to be dropped."""
         self._compact_at = 0
 
-    def take(self) -> list[Action]:
-        """Return what is to be written now, with a bounded part of a compaction under way."""
-        if self._pending or self._host.unwritten:
+    def take(self, *, go_on: bool = True) -> list[Action]:
+        """Return what is to be written now, with a bounded part of a compaction under way, if that
+        is to `go_on` now."""
+        if go_on and (self._pending or self._host.unwritten):
             self._compact()
         pending, self._pending = self._pending, []
         return pending

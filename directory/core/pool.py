@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from directory.core import limits
+from directory.core.again import Found
 from directory.core.errors import BadMessage, Diverged, TooLarge
 from directory.core.ids import HOST, POOL_WORD
 from directory.core.node import RESIDENT, Node, RootedSpace, Run
@@ -95,7 +96,7 @@ def match_path(
     if after is not None:
         node, position = after.node, len(after.pages) // 4 * page
         held.append(after.pages)
-        use_path(tree, pool, node)
+        use_path(tree, pool, node, host_tick)
     children = node.children
     hold, begins = held.append, tokens.startswith
     at_host: Node | None = None
@@ -158,11 +159,17 @@ def match_again(
 ) -> OwnMatch:
     """As `match_path`, for prompts that may have been asked for before: marks, answers and the
     order of eviction are the same."""
-    found = pool.again.find(tokens, space.root.space)
+    found, after = pool.again.find(tokens, space.root.space), None
     if found is not None:
-        use_path(tree, pool, found.node, host_tick)
-        return OwnMatch(found.node, found.pages, len(found.pages) // 4, [])
-    match = match_path(tree, pool, space, tokens, host_tick)
+        if found.version == space.root.space.version:
+            use_again(tree, pool, found, host_tick)
+            return OwnMatch(found.node, found.pages, len(found.pages) // 4, [])
+        # However nodes are split and merged, the path of one that is there is what it was.
+        if tree.nodes.get(found.node.id) is found.node:
+            pages = found.pages_now(pool.place)
+            if pages is not None:
+                after = OwnMatch(found.node, pages, len(pages) // 4, [])
+    match = match_path(tree, pool, space, tokens, host_tick, after)
     if match.page_count and not match.beyond:
         pool.again.keep(tokens, match.node, match.pages)
     return match
@@ -186,6 +193,19 @@ def use_path(tree: Tree, pool: PoolState, node: Node, host_tick: int = 0) -> Non
     tree.refresh(node, place)
     if at_host is not None:
         tree.refresh(at_host, HOST)
+
+
+def use_again(tree: Tree, pool: PoolState, found: Found, host_tick: int) -> None:
+    """As `use_path` of what was found. While the namespace has its version the path has the very
+    same residencies, so it is walked but once."""
+    tick = pool.next_tick()
+    for residency in found.noted(pool.place):
+        residency.tick = tick
+    tree.refresh(found.node, pool.place)
+    if host_tick and found.at_host is not None:
+        for residency in found.host:
+            residency.tick = host_tick
+        tree.refresh(found.at_host, HOST)
 
 
 def insert_pages(

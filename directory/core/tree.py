@@ -346,6 +346,7 @@ class Tree:
                 raise InternalError(f"{node!r} at {place} without its ancestor {parent!r}")
             above.children += 1
         node.attach(residency)
+        node.space.version += 1
         self.places[place].on_attach(node, runs)
         if residency.state is RESIDENT:
             self._count(place, node, residency, 1)
@@ -359,6 +360,7 @@ class Tree:
             raise InternalError(f"cannot detach {residency!r} at {place} from {node!r}")
         state = self.places[place]
         node.detach(place)
+        node.space.version += 1
         state.order_for(node).forget(residency, self.nodes)
         if residency.state is RESIDENT:
             self._count(place, node, residency, -1)

@@ -203,9 +203,9 @@ class Daemon:
             case Answer():
                 body = action.body
                 if isinstance(body, Counters):
-                    counters = self._all_counters(body.counters)
-                    body = msgspec.structs.replace(body, counters=counters)
+                    body = msgspec.structs.replace(body, counters=self._all_counters(body.counters))
                 self.server.answer(action.pool, action.seq, body)
+                self.movers.expecting.answered(action.pool, body)
             case SubmitCopy():
                 self._submit(action)
             case Journal() | JournalBegin() | JournalEnd():

@@ -41,12 +41,12 @@ PROGRAM: Final = "directory.daemon.kv_main"
 RESTART_AFTER_US: Final = 1_000_000
 RETRY_US: Final = 20_000
 """How soon a publisher that takes nothing now is tried again."""
-QUIET_US: Final = 5_000
-"""Nothing is handed on so soon after a client's message, for the next one is to be expected..."""
-EVERY_US: Final = 50_000
+QUIET_US: Final = 500
+"""Nothing is handed on so soon after a client's message, for the next one may follow upon it..."""
+EVERY_US: Final = 100_000
 """...nor so soon after what was handed on last: a match that comes right after other work finds
 the processor's caches full of that, so it is done seldom, and much at once..."""
-WAIT_US_MAX: Final = 50_000
+WAIT_US_MAX: Final = 100_000
 """...unless something has been waiting for so long."""
 WALK_US: Final = 5_000
 """While everything is told anew, a part of it is told so often though clients ask."""
@@ -136,32 +136,33 @@ class KvFeed:
         if self._capture is not None:
             self._capture.meet_pools()
 
-    def on_time(self, *, idle: bool) -> None:
-        """Hand on what was noted, if it is time. `idle`: no client wanted anything just now."""
+    def on_time(self, *, idle: bool) -> bool:
+        """Hand on what was noted, if it is time; whether that was done. `idle`: no client wanted
+        anything just now."""
         capture, feed = self._capture, self._feed
         if capture is None:
-            return
+            return False
         if feed is not None and not (capture.busy or capture.lost):
             self._waiting_us = 0
-            return
+            return False
         now = now_us()
         if not idle:
             self._asked_us = now
         if now < self._not_before_us:
-            return
+            return False
         feed = feed or self._restart()
         if feed is None:
-            return
+            return False
         if not self._waiting_us:
             self._waiting_us = now
         due_us = self._due_us(capture)
         if now < due_us:
             self._not_before_us = due_us
-            return
+            return False
         if capture.lost:
             if not int(feed.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
                 self._not_before_us = now + RETRY_US
-                return
+                return False
             capture.begin()
             self._counters["kv_told_anew"] += 1
         self._hand_on(capture, feed)
@@ -170,6 +171,7 @@ class KvFeed:
         elif capture.walking:
             self._waiting_us = now  # a walk is long: it goes on while nobody asks, or now and then
         self._going_on = capture.busy and not capture.walking
+        return True
 
     def close(self) -> None:
         """End the publisher. Repeatable."""

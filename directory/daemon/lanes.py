@@ -168,7 +168,7 @@ class Lanes:
         lane = ClientLane(self._loop, self._ipc, pool, fds, arena_bytes, thin)
         self._lanes[pool] = lane
         self._endpoint.open_lane(pool, lane)
-        self._loop.watch(lane.frames.fileno(), lambda events: self._serve(lane, events))
+        self._loop.watch(lane.frames.fileno(), partial(self._serve, lane))
 
     def close(self, pool: PoolId) -> None:
         """Let go of a lane. Repeatable."""

@@ -3,10 +3,11 @@
 Owns the epoll and the table of callbacks. It decides nothing, and it must never block while a
 source that epoll cannot see (ZeroMQ's) still has something: such a source is asked before. While
 one thing follows close upon another it looks for the next one for a moment before it sleeps:
-waking up takes longer than most of what is asked. Of several that wait, those come first that took
-least the last time, and what would make a turn long is left for the next one, before which it is
-looked who has come. What callbacks find that can wait they put off (`later`); a turn does one piece
-of that at most (turns.py): a match is not to wait for reports that came a moment earlier.
+waking up takes longer than most of what is asked; likewise while something is expected
+(expecting.py). Of several that wait, those come first that took least the last time, and what would
+make a turn long is left for the next one, before which it is looked who has come. What callbacks
+find that can wait they put off (`later`); a turn does one piece of that at most (turns.py): a match
+is not to wait for reports that came a moment earlier.
 """
 
 import os
@@ -26,6 +27,11 @@ EVENTS_PER_WAKE_MAX: Final = 4 * POOLS_MAX
 place of somebody who asks."""
 SPIN_NS: Final = 50_000
 """How long the loop looks before it sleeps, while things come as close as that upon another."""
+YIELDED_NS: Final = 8_000
+"""Giving way to nobody takes less: whoever asked had to run on this very core first."""
+SHARED_MAX: Final = 8
+"""So often in a row that was so; then the loop sleeps once. Who only looks and gives way is hardly
+ever put on another core; who is woken is put on one that is idle, if there is one."""
 
 TURN_NS: Final = 300_000
 """How long a turn may take, by what its callbacks took the last time; one is always called. What is
@@ -60,11 +66,15 @@ class Loop:
         self._callbacks: dict[int, Callback] = {}
         self._hidden: HiddenSource | None = None
         self._hidden_fd = -1
-        self._can_spin = len(os.sched_getaffinity(0)) > 1
+        self.cores: Final = len(os.sched_getaffinity(0))
+        self._can_spin = self.cores > 1
         self._close = False  # what came last came close upon its forerunner
+        self._shared = 0  # so often in a row whoever asked had to have this core first
         self._took_ns: dict[int, int] = {}  # by descriptor, the last time
         self._again: set[int] = set()  # to be called the next time, whatever epoll says
         self._turns = Turns()
+        self._look_out_ns = 0
+        self._after: list[Callable[[], None]] = []
         self.asked = False
         """Whether a question was answered in this turn; who answers one says so here."""
 
@@ -100,6 +110,15 @@ class Loop:
         """Do nothing any more of what somebody has put off."""
         self._turns.drop(who)
 
+    def look_out(self, until_ns: int) -> None:
+        """Look for what comes next until then instead of sleeping: it is expected, and is over
+        sooner than being woken takes."""
+        self._look_out_ns = max(self._look_out_ns, until_ns)
+
+    def after_turn(self, work: Callable[[], None]) -> None:
+        """Do something once all that this turn answers has gone."""
+        self._after.append(work)
+
     def watch_hidden(self, source: HiddenSource) -> None:
         """Serve the one source that epoll cannot see the state of."""
         self._hidden_fd = source.fileno()
@@ -112,10 +131,10 @@ class Loop:
         What would make the turn a long one is left to the next.
         """
         hidden, turns = self._hidden, self._turns
-        if self._again or turns or (hidden is not None and hidden.pending()):
+        if self._again or turns.count or (hidden is not None and hidden.pending()):
             timeout_s = 0
         ready = self._wait(timeout_s)
-        if turns:
+        if turns.count:
             # Who waits for a turn reads nothing before it: even to say so would take time of those
             # who ask, where there are many.
             ready = [one for one in ready if one[1] != select.EPOLLIN or not turns.waits(one[0])]
@@ -126,8 +145,10 @@ class Loop:
         took_ns = self._call(ready) if ready else 0
         if hidden is not None and hidden.pending():
             turns.put(self._hidden_fd, Rank.REPORTS, hidden.drain)
-        if turns:
+        if turns.count:
             self._work(took_ns)
+        while self._after:
+            self._after.pop()()
 
     def _work(self, took_ns: int) -> None:
         """Do a piece of what can wait, if there is time for it. `took_ns`: what came before."""
@@ -146,7 +167,10 @@ class Loop:
         took, callbacks, hidden = self._took_ns, self._callbacks, self._hidden
         if len(ready) > 1:
             ready.sort(key=lambda one: took.get(one[0], 0))
-        called = [(callbacks.get(fd), fd, events) for fd, events in ready]
+            called = [(callbacks.get(fd), fd, events) for fd, events in ready]
+        else:
+            ((fd, events),) = ready
+            called = [(callbacks.get(fd), fd, events)]
         begun = at = monotonic_ns()
         for callback, fd, events in called:
             if fd == self._hidden_fd and hidden is not None:
@@ -167,7 +191,7 @@ class Loop:
 
     def waiting(self) -> bool:
         """Whether anything is there to be served now; nothing of it is taken."""
-        if self._again or self._turns or self._epoll.poll(0, 1):
+        if self._again or self._turns.count or self._epoll.poll(0, 1):
             return True
         return self._hidden is not None and self._hidden.pending()
 
@@ -175,14 +199,23 @@ class Loop:
         poll = self._epoll.poll
         if not self._can_spin or timeout_s == 0:
             return poll(timeout_s, EVENTS_PER_WAKE_MAX)
-        begun = monotonic_ns()
-        if self._close:
+        begun = at = monotonic_ns()
+        until = max(self._look_out_ns, begun + SPIN_NS if self._close else 0)
+        if until > begun:
+            if timeout_s is not None:
+                until = min(until, begun + int(timeout_s * 1e9))
             while not (ready := poll(0, EVENTS_PER_WAKE_MAX)):
-                if monotonic_ns() - begun >= SPIN_NS:
+                at = monotonic_ns()
+                if at >= until:
                     break
                 os.sched_yield()  # whoever asks may have been put on this very core
             else:
+                self._shared = self._shared + 1 if monotonic_ns() - at > YIELDED_NS else 0
+                if self._shared >= SHARED_MAX:
+                    self._shared, self._close = 0, False
                 return ready
+            if timeout_s is not None:
+                timeout_s = max(0.0, timeout_s - (until - begun) / 1e9)
         ready = poll(timeout_s, EVENTS_PER_WAKE_MAX)
         # Being woken takes time by itself, hence twice as much here.
         self._close = bool(ready) and monotonic_ns() - begun < 2 * SPIN_NS

@@ -19,13 +19,21 @@ from directory.core.errors import CapacityError, ProtocolError
 from directory.core.events import CopyDone, MoverLost, PagesDamaged
 from directory.core.ids import PoolId
 from directory.core.states import step
-from directory.core.tokens import unpack_pages
 from directory.daemon.checksums import ChecksumTable
 from directory.daemon.clock import now_us
 from directory.daemon.ends import Ends
+from directory.daemon.expecting import Expecting
 from directory.daemon.gate import Gate
 from directory.daemon.loop import Loop
 from directory.daemon.mover_states import MOVER, MoverEvent, MoverHost, MoverState
+from directory.daemon.mover_words import (
+    AnyMover,
+    log_damaged,
+    may_look,
+    rejected,
+    say_copy,
+    say_import,
+)
 from directory.daemon.patience import Patience, Verdict
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import StartError
@@ -40,10 +48,7 @@ RESTART_AFTER_MS_MAX: Final = 5_000
 STEADY_AFTER_MS: Final = 10_000
 """A mover that has lived so long after its start is replaced at once when it dies."""
 STARTS_WITHOUT_SUCCESS_MAX: Final = 3
-SLOTS_LOGGED_MAX: Final = 16
 
-AnyMover = MoverHandle | MoverSet
-"""One mover, or one a GPU."""
 Say = Callable[[AnyMover], None]
 
 log = structlog.get_logger("mover")
@@ -85,6 +90,9 @@ class Movers:
         self._releasing: set[PoolId] = set()
         self._gate = Gate(counters)
         self.ends = Ends(loop, self._take)
+        self.expecting = Expecting(
+            loop, self._expect, heeds=may_look(device, self._options, loop.cores)
+        )
         self._tier_answers = 0
         self._failures = 0
         self._served_once = False
@@ -132,7 +140,7 @@ class Movers:
                 self._tier_answers += mover.open_tier(self._tier)
             for pool, registration in self._pools.items():
                 self._importing.add(pool)
-                _import(mover, pool, registration)
+                say_import(mover, pool, registration)
         except (ProtocolError, CapacityError, OSError) as error:
             # Its death fires the pidfd, and that path replaces it.
             log.warning("mover cannot be told", mover=mover.pid, reason=str(error))
@@ -202,7 +210,7 @@ class Movers:
         self._pools[pool] = registration
         self._begin_work()
         self._importing.add(pool)
-        self._tell_mover(lambda mover: _import(mover, pool, registration))
+        self._tell_mover(lambda mover: say_import(mover, pool, registration))
 
     def release_pool(self, pool: PoolId) -> None:
         """Close a pool at the mover; the host hears when nothing touches it any more."""
@@ -217,11 +225,17 @@ class Movers:
     def submit(self, copy: SubmitCopy) -> None:
         """Hand a copy on, now or once a mover serves; or it fails, by `on_time`."""
         mark("copy", copy.op, copy.kind)
+        self.expecting.submitted(copy)
         was_busy = self._busy
         if self._gate.admit(copy, now_us(), serving=self.state is MoverState.SERVING):
             if not was_busy:
                 self._patience.heard(now_us())
             self._tell_mover(lambda mover: mover.submit(copy))
+
+    def _expect(self, pool: PoolId) -> None:
+        """Let a mover that has nothing to do look for what is about to come."""
+        if self.state is MoverState.SERVING and not self._gate.busy:
+            self._tell_mover(lambda mover: mover.expect(pool))
 
     # The mover's side.
 
@@ -271,13 +285,7 @@ class Movers:
                 self._counters[f"copies_{reply.outcome}"] += 1
                 self._host.tell(reply)
             case PagesDamaged():
-                slots = unpack_pages(reply.slots).tolist()
-                log.error(
-                    "host pages differ from their checksums; their slots are used no more",
-                    pages=len(slots),
-                    found_by=reply.found_by,
-                    slots=[f"{slot >> 16}:{slot & 0xFFFF}" for slot in slots[:SLOTS_LOGGED_MAX]],
-                )
+                log_damaged(reply)
                 self._host.tell(reply)
             case Imported():
                 self._importing.discard(reply.pool)
@@ -297,7 +305,7 @@ class Movers:
                 self._host.on_unmapped(reply.pool)
             case Rejected():
                 # It does not say which request that was: whoever waits for it would wait for ever.
-                self._lose(_rejected(reply))
+                self._lose(rejected(reply))
 
     def _on_ready(self, tier_answers: int) -> None:
         """Serve once the mover and every part of the tier are there."""
@@ -307,7 +315,7 @@ class Movers:
             self._served_once = True
             log.info("mover ready", mover=self.pid)
             for copy in self._gate.to_submit():
-                self._tell_mover(partial(_submit, copy))
+                self._tell_mover(partial(say_copy, copy))
             self._host.on_serving()
 
     def _lose(self, reason: str) -> None:
@@ -324,7 +332,7 @@ class Movers:
                 if isinstance(reply, CopyDone | PagesDamaged):
                     self._take(reply)
                 elif isinstance(reply, Rejected):
-                    reason = _rejected(reply)
+                    reason = rejected(reply)
         except (ProtocolError, OSError):
             pass
         self._bury(MoverEvent.DEATH)
@@ -383,18 +391,3 @@ class Movers:
 
     def __repr__(self) -> str:
         return f"<Movers {self.state}, {len(self._pools)} pools, {self._gate!r}>"
-
-
-def _import(mover: AnyMover, pool: PoolId, told: Registration) -> None:
-    said = told.message
-    mover.import_pool(
-        pool, told.layout, told.handles, told.fds, told.sync, said.page_table, said.staging
-    )
-
-
-def _rejected(reply: Rejected) -> str:
-    return f"it rejected a request: {reply.code}: {reply.detail}"
-
-
-def _submit(copy: SubmitCopy, mover: AnyMover) -> None:
-    mover.submit(copy)

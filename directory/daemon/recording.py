@@ -316,8 +316,8 @@ class Recording:
             lookups=ended.lookups,
             output_tokens=ended.output_tokens,
         )
-        yield access
         self.causes.add(access)
+        return access
 
     def _eviction(
         self, above: Generator[None, None, int], first: bytes, space: Space, gone: Gone
@@ -334,7 +334,7 @@ class Recording:
         self.gone.move_to_end((namespace, digest))
         if len(self.gone) > GONE_MAX:
             self.gone.popitem(last=False)
-        yield Eviction(
+        return Eviction(
             at_us=gone.at_us,
             tier=gone.tier,
             digest=digest,

@@ -42,23 +42,24 @@ class Rank(IntEnum):
 class Turns:
     """The work that waits. Mutated by the loop's thread alone."""
 
-    __slots__ = ("_earned_ns", "_passed", "_waiting")
+    __slots__ = ("_earned_ns", "_passed", "_waiting", "count")
 
     def __init__(self) -> None:
         self._waiting = tuple(OrderedDict[Hashable, Piece]() for _ in Rank)
         self._passed = [0] * len(Rank)
         self._earned_ns = 0.0
-
-    def __bool__(self) -> bool:
-        first, second, third = self._waiting
-        return bool(first or second or third)
+        self.count = 0
+        """Pieces that wait; the loop looks at it several times a message."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting))
+        return self.count
 
     def put(self, who: Hashable, rank: Rank, piece: Piece) -> None:
         """Have a piece done when its turn has come; one a rank for each `who`, behind others."""
-        self._waiting[rank].setdefault(who, piece)
+        queue = self._waiting[rank]
+        if who not in queue:
+            queue[who] = piece
+            self.count += 1
 
     def waits(self, who: Hashable) -> bool:
         """Whether somebody has something here."""
@@ -68,7 +69,8 @@ class Turns:
     def drop(self, who: Hashable) -> None:
         """Forget all that somebody has here."""
         for queue in self._waiting:
-            queue.pop(who, None)
+            if queue.pop(who, None) is not None:
+                self.count -= 1
 
     def asked(self, took_ns: int) -> None:
         """Questions were answered for so long."""
@@ -92,6 +94,7 @@ class Turns:
                 self._passed[other] += 1
         self._passed[rank] = 0
         _, piece = self._waiting[rank].popitem(last=False)
+        self.count -= 1
         return piece
 
     def _next(self) -> Rank:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -43,6 +43,9 @@ from directory.protocol.stream import Arrival, ReceiveStream
 Ask = Callable[[PoolId, int, Body], None]
 Send = Callable[[bytes, bytes], bool]
 Refuse = Callable[[TreecoredError], None]
+
+UNAWAITED: Final = frozenset({Unlock, Ended})
+"""Messages whose acknowledgement nobody waits for."""
 
 
 class Lane(Protocol):
@@ -243,7 +246,7 @@ class Endpoint:
         arrival = client.stream.arrive(seq, envelope.answered)
         if arrival is Arrival.NEW:
             # An answer, if one comes now, carries the acknowledgement and cancels this.
-            self._owe(client, soon=not isinstance(body, Unlock | Ended))
+            self._owe(client, soon=type(body) not in UNAWAITED)
             if isinstance(body, Restore):
                 client.stream.awaits(seq)
             self._ask(client.pool, seq, body)
@@ -331,6 +334,8 @@ def _filled(body: T, envelope: Envelope, arena: Lane | None) -> T:
     """The body with what its envelope says lies in the arena; raises `BadMessage`."""
     if arena is None:
         raise BadMessage("the message names a part of an arena, and there is none; open a lane")
+    if type(body) is Match and not envelope.pages[1]:  # what is filled in of nearly all
+        return msgspec.structs.replace(body, tokens=arena.read(envelope.tokens))
     parts: dict[str, bytes] = {}
     if envelope.tokens[1]:
         parts["tokens"] = arena.read(envelope.tokens)

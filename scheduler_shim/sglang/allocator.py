@@ -103,6 +103,10 @@ class NamedAllocator:
         """Names in use, in order. Pages without a name are SGLang's own and never here."""
         return self.names.used()
 
+    def expect(self, pages: bytes) -> None:
+        """Have the slots of named pages ready for whoever asks for just these."""
+        self.names.expect(pages)
+
     def start_over(self, keep: bytes | array[int] = b"") -> None:
         """SGLang has cleared its allocator: every page is free but those of the names in `keep`.
 

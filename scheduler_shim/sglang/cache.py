@@ -335,10 +335,10 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
         self.shim.flush()
 
     def _totals(self) -> Totals:
-        return self.shim.tree.totals
+        return self.shim.room.totals
 
     def evictable_size(self) -> int:
-        """Tokens in the tree that nobody protects."""
+        """Tokens that nobody protects: in the tree, or given up and not taken."""
         return self._totals().evictable * self.page_size
 
     def protected_size(self) -> int:

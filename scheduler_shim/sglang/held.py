@@ -51,7 +51,7 @@ class HeldBack:
         self._loads = loads
         loads.look_ups = self
         self._landings = Landings(around)
-        self._targets = Targets(around, settings, self.fills)
+        self.targets = Targets(around, settings, self.fills)
         self._settings = settings
         self._key_of = key_of
         self._entries: dict[str, Entry] = {}
@@ -63,7 +63,7 @@ class HeldBack:
 
     def tick(self, waiting: Sequence[Waiting], now_us: int) -> bool:
         """Look at the head of the queue: start look-ups (True: some are asked), forget who is gone,
-        end long waits."""
+        end long waits. What was asked is said, and room made ready until it is answered."""
         self._tick += 1
         asks, reask_us = self._settings.asks_max, 1_000 * self._settings.reask_ms
         for position, req in enumerate(waiting):
@@ -80,6 +80,9 @@ class HeldBack:
                 self._forget(entry)
             elif now_us - entry.since_us >= 1_000 * self._settings.hold_ms_max:
                 self._pass_overdue(entry)
+        if self._around.client is not None:
+            self._around.client.send_held()
+        self.targets.make_ready(self._asking.values())
         return asks < self._settings.asks_max
 
     def take(self, seq: int, reply: AnyReply | None, now_us: int) -> None:
@@ -185,7 +188,7 @@ class HeldBack:
         tree = self._around.room.tree
         if isinstance(tree, MirroredTree):
             self.match_own(request)
-            if self.join(entry) or not self._targets.worth(request, request.match_pages):
+            if self.join(entry) or not self.targets.worth(request, request.match_pages):
                 return 0
         elif request.match_pages < self._settings.restore_min_pages:
             return 0
@@ -236,15 +239,8 @@ class HeldBack:
             self.let_go(request)
 
     def lease(self, request: Request) -> bool:
-        """Thin: lease the path now that a part of it is to be restored; in one call, so that what
-        it protects is known at once. False: no answer came."""
-        tree = self._around.room.tree
-        if isinstance(tree, MirroredTree):
-            return True
-        if not self._targets.worth(request, request.reach) or not isinstance(tree, ThinTree):
-            return False
-        request.reach = tree.match(request)
-        return request.receipt != NO_LEASE
+        """Lease the path where that is a thin engine's; False: nothing is to be restored."""
+        return self.targets.lease(request)
 
     def match_own(self, request: Request) -> None:
         """Put what a mirrored pool holds into the row. Nothing is locked by it; a thin tree says it
@@ -276,7 +272,7 @@ class HeldBack:
 
     def room_for(self, entry: Entry) -> int:
         """Pages that a restore for a request that is held back could have as targets now."""
-        return self._targets.room_for(entry.request) if entry.waits_again else 0
+        return self.targets.room_for(entry.request) if entry.waits_again else 0
 
     def restore(self, entry: Entry) -> bool:
         """Hold a request back until what lies beyond its row is here, as far as there is room."""
@@ -285,10 +281,10 @@ class HeldBack:
     def _restore(self, entry: Entry) -> bool:
         request, around = entry.request, self._around
         may = request.receipt != NO_LEASE and entry.waits_again
-        wanted = self._targets.wanted(request) if may else 0
+        wanted = self.targets.wanted(request) if may else 0
         if not wanted:
             return False
-        targets = self._targets.take(request, wanted)
+        targets = self.targets.take(request, wanted)
         client, start = around.client, len(request.row)
         if client is not None and targets:
             # The targets are quiet once everything is done that was given to the streams so far,
@@ -300,6 +296,7 @@ class HeldBack:
                 self.fills.begin(seq, request, targets)
                 self._wait_for_fill(entry)
                 mark("restore", entry.rid, seq, len(targets))
+                around.room.sent(request.row, packed)
                 around.count("restores")
                 around.count("pages_asked_for", len(targets))
                 return True

@@ -28,24 +28,32 @@ class Moments:
         to ask the daemon what lies beyond the pool, None where it has not."""
         wait_us = self._settings.busy_wait_us if busy else self._settings.idle_wait_us
         if wait_us and (asked_us is not None if busy else self._nobody_is_admissible(waiting)):
-            self._wait(wait_us, asked_us if busy else None)
+            self._wait(wait_us, asked_us, busy=busy)
 
     def _nobody_is_admissible(self, waiting: Sequence[Waiting]) -> bool:
         window = waiting[: self._settings.window]
         return bool(window) and all(self._held.held(req.rid) for req in window)
 
-    def _wait(self, wait_us: int, asked_us: int | None) -> None:
-        """Sleep until a frame comes (None), or until nobody is held any more for an answer to what
-        was asked from `asked_us` on."""
+    def _wait(self, wait_us: int, asked_us: int | None, *, busy: bool) -> None:
+        """Sleep until a frame comes; `busy`: until nobody is held any more for an answer to what
+        was asked from `asked_us` on. Who has asked and has nothing else to do looks for the answer
+        before it sleeps: it is on its way, and being woken would take longer than what is left."""
         around = self._around
         give_up_us = around.now_us() + wait_us
         left_us = wait_us
         while around.client is not None and left_us > 0:
-            if asked_us is not None and not self._held.asking(asked_us):
+            if not busy:
+                if asked_us is not None:
+                    around.client.wait(left_us)
+                else:
+                    around.client.sleep(left_us)
+                around.take_answers()
+                break
+            if asked_us is None or not self._held.asking(asked_us):
                 break
             around.client.sleep(left_us)
             around.take_answers()
-            left_us = 0 if asked_us is None else give_up_us - around.now_us()
+            left_us = give_up_us - around.now_us()
         if around.client is not None:
             around.client.send_held()
 

@@ -51,6 +51,7 @@ class PageNames:
             if shared.shape != (page_count,):
                 raise InternalError(f"{tuple(shared.shape)} table entries for {page_count} names")
         self._tables = make_tables(page_count, page_size, self.device, shared)
+        self._expected: tuple[bytes, torch.Tensor | None] = (b"", None)
 
     @property
     def free_count(self) -> int:
@@ -84,8 +85,17 @@ class PageNames:
         return names
 
     def slots(self, names: bytes | array[int]) -> torch.Tensor:
-        """Where the named pages lie: int64 [n * page_size] on the device, in token order."""
+        """Where the named pages lie: int64 [n * page_size] on the device, in token order; not to be
+        written into."""
+        expected, slots = self._expected
+        if slots is not None and names == expected:
+            return slots
         return self._tables.slots(_index(names))
+
+    def expect(self, names: bytes) -> None:
+        """Have the slots of these names ready, for as long as no name is given up: a name that is
+        in use stands for the same page all the while."""
+        self._expected = (names, self._tables.slots(_index(names)))
 
     def pages(self, names: bytes | array[int]) -> torch.Tensor:
         """Numbers of the named pages: int64 [n] on the device."""
@@ -115,6 +125,7 @@ class PageNames:
             if not np.array_equal(self._uses[where], order):
                 raise InternalError("a name is given up twice")
         self._uses[where] = 0
+        self._expected = (b"", None)
         back = array("I")
         back.frombytes(bytes(names))
         back.reverse()  # the first of them is the next to be used, as with pages

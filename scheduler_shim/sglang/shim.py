@@ -173,14 +173,14 @@ class Shim(Tally):
         an engine that is short of what it has promised.
         """
         doubts = self.tree.doubts  # an answer that ends them may come in the eviction
-        freed = self.room.evict(min(pages, self.tree.totals.evictable))
+        freed = self.room.evict(min(pages, self.room.totals.evictable))
         if freed < pages and (doubts or self.tree.doubts):  # more may go than is promised
             freed += self.room.evict(pages - freed)
         if freed < pages and len(self._held.fills):
             self.count("evictions_waited")
             self._held.forget_all()
             self._drain(EVICT_WAIT_MS)
-            freed += self.room.evict(min(pages - freed, self.tree.totals.evictable))
+            freed += self.room.evict(min(pages - freed, self.room.totals.evictable))
         return freed
 
     def reserved_pages(self) -> int:
@@ -205,12 +205,12 @@ class Shim(Tally):
         `busy`: whether anything runs; `reserved`: tokens that requests have yet to take."""
         begin_us = self.now_us()
         self._reserved = cache(reserved)  # nobody is admitted in a tick, and it is asked often
+        self._held.targets.alone = not busy and len(waiting) < 2
         self.take_answers()
         self.loads.tick()
         asked = False
         if self.client is not None and self.settings.loads != "none":
             asked = self._held.tick(waiting, begin_us)
-            self.client.send_held()
         self.look_for_loss()
         if self._connection.step():
             logger.info("treecored: the daemon is back, as %s", self.tree.mode)
@@ -348,7 +348,7 @@ class Shim(Tally):
             "held_now": self._held.held_count,
             "outside_pages": self.outside_pages,
             "tree_pages": self.tree.pages,
-            "free_pages": self.room.allocator.free_count,
+            "free_pages": self.room.free_count,
             "tick_us_max": self._tick_us_max,
             "stage_requests": self.pool.stage_requests,
             "rtt_us_p50": rtt.percentile(50) if rtt is not None else 0,

@@ -107,6 +107,29 @@ def test_a_path_is_known_as_long_as_it_is_used_and_new_when_it_is_not() -> None:
     assert cause_of("ABC") is Cause.NEVER_SEEN
 
 
+def test_what_the_generation_before_knows_counts_as_what_this_one_knows() -> None:
+    found = Causes(pages_max=10)
+
+    def publish(letters: str, namespace: bytes = N1) -> None:
+        found.add(access(letters, 1, inserted=len(letters), namespace=namespace))
+
+    def computed(letters: str, namespace: bytes = N1) -> dict[Cause, int]:
+        before = by_cause(found)
+        publish(letters, namespace)
+        tokens = {
+            cause: after - before.get(cause, (0, 0))[1]
+            for cause, (_, after) in by_cause(found).items()
+        }
+        return {cause: each // PAGE for cause, each in tokens.items() if each >= PAGE}
+
+    for letters in ("ABC", "ABD", "EFGHIJKLM"):
+        publish(letters)
+    assert found._young.pages == 0
+    assert computed("AB") == {Cause.EVICTED: 2}
+    assert computed("ABX") == {Cause.EVICTED: 2, Cause.DIVERGED: 1}
+    assert computed("ABC", N2) == {Cause.OTHER_NAMESPACE: 3}
+
+
 def one_node(number: int) -> Access:
     """A request of two pages that nobody had before."""
     digests = pack([2 * number + 1, 2 * number + 2])

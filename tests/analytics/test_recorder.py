@@ -1,7 +1,6 @@
 """The hand-over to the access log: bounded, piece by piece, and digests that are made once."""
 
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from directory.analytics.log import AccessLog
 from directory.analytics.reader import LogReader
 from directory.analytics.record import Access, Dropped, Frame, chain
-from directory.analytics.recorder import PIECE_PAGES, Chains, Recorder
+from directory.analytics.recorder import PIECE_PAGES, PIECES_KNOWN_AT_ONCE, Chains, Recorder, Work
 from tests.analytics.support import access
 
 
@@ -57,10 +56,11 @@ def test_what_is_given_up_is_counted_in_the_log(tmp_path: Path) -> None:
 def test_work_is_begun_when_its_turn_comes_and_goes_on_a_piece_at_a_time(tmp_path: Path) -> None:
     begun = []
 
-    def work(name: str) -> Iterator[Frame | None]:
+    def work(name: str) -> Work:
         begun.append(name)
         yield None
         yield access("A", request=name)
+        return access("B", request=name)
 
     log = AccessLog(tmp_path)
     recorder = Recorder(log)
@@ -75,7 +75,7 @@ def test_work_is_begun_when_its_turn_comes_and_goes_on_a_piece_at_a_time(tmp_pat
     assert not recorder.step(0)
     log.close(0)
     frames = written(tmp_path)
-    assert [frame.request for frame in frames if isinstance(frame, Access)] == ["a", "b"]
+    assert [frame.request for frame in frames if isinstance(frame, Access)] == ["a", "a", "b", "b"]
 
 
 @given(
@@ -90,6 +90,17 @@ def test_digests_are_those_of_the_chain_whatever_was_met_before(
     for prompt in prompts:
         tokens = array("I", prompt).tobytes()
         assert chains.whole(tokens, page_bytes) == chain(tokens, page_bytes)
+
+
+def test_a_piece_is_what_is_hashed_at_once_or_a_few_that_were_met_before() -> None:
+    chains, pages = Chains(), PIECE_PAGES * (3 * PIECES_KNOWN_AT_ONCE + 1)
+    tokens = array("I", range(pages)).tobytes()
+
+    def pieces() -> int:
+        return sum(1 for _ in chains.pieces(tokens, 4))
+
+    assert pieces() == 3 * PIECES_KNOWN_AT_ONCE + 1
+    assert pieces() == 3
 
 
 @pytest.mark.parametrize("key", [b"", b"k"])

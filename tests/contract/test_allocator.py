@@ -96,6 +96,15 @@ def test_what_is_free_is_not_freed_again_and_a_refusal_changes_nothing(
         assert (allocator.free_count, allocator.used()) == (free, used)
 
 
+def test_to_expect_pages_changes_nothing(allocator: Allocator) -> None:
+    taken = allocator.allocate(4)
+    assert taken is not None
+    free, used = allocator.free_count, allocator.used()
+    allocator.expect(taken.tobytes())
+    allocator.expect(b"")
+    assert (allocator.free_count, allocator.used()) == (free, used)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_pages_are_conserved_in_random_use(allocator: Allocator, seed: int) -> None:
     chance = random.Random(seed)

@@ -6,13 +6,19 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.bench_copy import GROUPS
+from benchmarks.copy_bus import SLAB, SLAB_BYTES, ordered_rows
 from benchmarks.copy_check import WrongBytes, check_copies
+from benchmarks.copy_model import COSTS, Costs, ModelBase, ModelDevice, ModelDriver
+from benchmarks.copy_model import NAME as MODEL
 from benchmarks.copy_pages import allocated, parts_of, scattered
 from benchmarks.copy_rows import Bench, Row, Sizes, at_least, at_most, below
+from directory.core.ids import HOST
+from transfer.ipc.memory import SharedMemoryIPC
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +51,7 @@ def test_a_mover_that_brings_other_bytes_is_found_before_anything_is_timed(
         def close(self) -> None:
             """There is nothing."""
 
-    bench = Bench(["cpu"], Sizes.of_dry_run(), NoBase(), 1)  # type: ignore[arg-type]
+    bench = Bench(["cpu"], Sizes.of_dry_run(), NoBase(), 1)
     try:
         check_copies(bench, 64)
         honest = bench.rig.submit
@@ -61,6 +67,49 @@ def test_a_mover_that_brings_other_bytes_is_found_before_anything_is_timed(
             check_copies(bench, 64)
     finally:
         bench.close()
+
+
+@pytest.mark.slow
+def test_the_loop_around_a_made_up_bus_cannot_be_faster_than_that_bus() -> None:
+    command = [sys.executable, "-m", "benchmarks.bench_copy", "--device", "model", "--rounds", "2"]
+    command += ["--limit", "stage_bytes=8388608", "--bus-gbps"]
+    for gbps in ("2", "100000"):
+        done = subprocess.run(
+            [*command, gbps], cwd=ROOT, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        cells = [line.split("|") for line in done.stdout.splitlines() if ", staged, " in line]
+        ratios = [float(row[5]) for row in cells]
+        assert len(ratios) == 8
+        if gbps == "2":  # any machine's processors keep up with that
+            assert all(0.8 < ratio <= 1 for ratio in ratios), done.stdout
+        else:
+            assert all(ratio < 0.5 for ratio in ratios), done.stdout
+
+
+@pytest.mark.slow
+def test_rows_of_the_bus_alone_are_bound_by_it_in_every_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = Costs(bus_gbps=2.0)
+    monkeypatch.setenv(COSTS, "")  # put back afterwards
+    costs.to_environment()
+    sizes = Sizes.of_gpu()._replace(base_bytes=64 << 20)
+    bench = Bench([MODEL], sizes, ModelBase(costs), 1)
+    driver: Any = ModelDriver(costs)
+    device = ModelDevice(driver)
+    ipc = SharedMemoryIPC()
+    try:
+        device.attach((SLAB, 0), ipc.create("slab", SLAB_BYTES))
+        for number, segment in enumerate(bench.rig.tier.segments):
+            device.attach((HOST, number), segment)
+        rows = list(ordered_rows(bench, device))
+    finally:
+        bench.close()
+    rates, calls = rows[::2], rows[1::2]
+    assert len({row.name for row in rates}) == len(rates) == 6
+    assert all(0.8 < (row.ratio or 0) <= 1 for row in rates), rows
+    assert all(row.figure > 0 for row in calls)
 
 
 @pytest.mark.parametrize("choose", [scattered, allocated])

@@ -9,6 +9,7 @@ matches, nothing stale can come back, and the orders of eviction know of no diff
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 
@@ -117,12 +118,44 @@ def test_a_prompt_that_is_matched_again_is_as_one_that_is_compared(
             handing, fresh = (half.world for half in halves)
             assert handing.log == fresh.log
             assert handing.directory.figures() == fresh.directory.figures()
+            assert last_used(handing) == last_used(fresh)
         assert halves[1].found == 0, "an equal prompt is not the same one"
         for half in halves:
             for scheduler in half.schedulers:
                 kept = half.world.directory.pools[scheduler.pool].again
                 assert kept._nbytes == sum(len(one.tokens) for one in kept._found.values())
                 assert kept._nbytes <= bytes_max
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_what_was_noted_of_a_path_is_what_it_has_for_as_long_as_it_counts(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(again, "AGAIN_BYTES_MIN", 1)
+        half = Half(Handing, seed, 1 << 20)
+        for _ in range(STEPS):
+            half.step()
+            for scheduler in half.schedulers:
+                pool = half.world.directory.pools[scheduler.pool]
+                for one in pool.again._found.values():
+                    if one.version == one.node.space.version and one.own is not None:
+                        assert noted(one, pool.place) == noted(
+                            copy.copy(one), pool.place, anew=True
+                        )
+
+
+def last_used(world: World) -> list[tuple[int, int, int]]:
+    """When each node's pages were used last, by place."""
+    nodes = world.directory.tree.nodes.values()
+    return [(node.id, place, at.tick) for node in nodes for place, at in node.places.items()]
+
+
+def noted(found: again.Found, place: int, *, anew: bool = False) -> list[object]:
+    """Which residencies of a path are marked when it is used, and where the host's part ends."""
+    if anew:
+        found.own, found.host, found.at_host = None, [], None
+    own = found.noted(place)
+    return [*map(id, own), *map(id, found.host), found.at_host and found.at_host.id]
 
 
 def test_most_of_what_is_matched_again_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ TABLE_BYTES = 64 * 1024
 """Of chunks and pages of one launch: so much the driver takes from pageable memory at once."""
 CHUNK_ENTRY_BYTES, PAGE_ENTRY_BYTES = 32, 8
 CHUNKS_MAX = TABLE_BYTES // 2 // CHUNK_ENTRY_BYTES
+ENTRIES_KEPT_MAX = 64
+"""Lists of chunks whose entries are remembered; then all are made anew."""
 
 
 def unroll_of(nbytes: int) -> int:
@@ -133,6 +135,7 @@ class PageKernel:
         processors = int(driver.call("cuDeviceGetAttribute", PROCESSORS_ATTRIBUTE, driver.device))
         self._blocks = processors * blocks_per_processor
         self._tables: dict[int, int] = {}
+        self._entries: dict[int, tuple[Sequence[Chunk], array[int]]] = {}
 
     def copy(
         self, chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[int], stream: Any
@@ -142,7 +145,8 @@ class PageKernel:
         Raises `CudaError`; some may have been queued.
         """
         for first in range(0, len(chunks), CHUNKS_MAX):
-            some = chunks[first : first + CHUNKS_MAX]
+            # The same list again and again where one launch takes all: its table is kept.
+            some = chunks if len(chunks) <= CHUNKS_MAX else chunks[first : first + CHUNKS_MAX]
             at_once = (TABLE_BYTES - len(some) * CHUNK_ENTRY_BYTES) // PAGE_ENTRY_BYTES
             for page in range(0, len(starts), at_once):
                 here = slice(page, page + at_once)
@@ -152,15 +156,7 @@ class PageKernel:
         self, chunks: Sequence[Chunk], starts: Sequence[int], stops: Sequence[int], stream: Any
     ) -> None:
         table = self._table(stream)
-        entries = array(
-            "Q",
-            [
-                number
-                for c in chunks
-                for number in (c.source_offset, c.source_stride, c.target_offset, c.target_stride)
-            ],
-        )
-        entries.extend([s | t << 32 for s, t in zip(starts, stops, strict=True)])
+        entries = self._chunk_entries(chunks) + _page_entries(starts, stops)
         call = self._driver.call
         # Behind the last launch of this stream, which is done with the table then; and taken from
         # here, pageable as it is, when the call returns.
@@ -175,6 +171,15 @@ class PageKernel:
         kernel = self._kernels[unroll]
         call("cuLaunchKernel", kernel, blocks, 1, 1, THREADS, 1, 1, 0, stream, (values, kinds), 0)
 
+    def _chunk_entries(self, chunks: Sequence[Chunk]) -> "array[int]":
+        known = self._entries.get(id(chunks))
+        if known is None:
+            if len(self._entries) >= ENTRIES_KEPT_MAX:
+                self._entries.clear()
+            # The list itself is kept, so that its id is not another's.
+            known = self._entries[id(chunks)] = (chunks, _entries_of(chunks))
+        return known[1]
+
     def prepare(self, stream: Any) -> None:
         """Make what launches on a stream need, before the first one."""
         self._table(stream)
@@ -187,6 +192,25 @@ class PageKernel:
 
     def __repr__(self) -> str:
         return f"<PageKernel on {self._blocks} blocks>"
+
+
+def _entries_of(chunks: Sequence[Chunk]) -> "array[int]":
+    """Where each chunk lies on both sides; lists of chunks are not changed once they are made."""
+    return array(
+        "Q",
+        [
+            number
+            for c in chunks
+            for number in (c.source_offset, c.source_stride, c.target_offset, c.target_stride)
+        ],
+    )
+
+
+def _page_entries(starts: Sequence[int], stops: Sequence[int]) -> "array[int]":
+    """Both numbers of each page, in one word: the first one below."""
+    halves = array("I", bytes(PAGE_ENTRY_BYTES * len(starts)))
+    halves[::2], halves[1::2] = array("I", starts), array("I", stops)
+    return array("Q", halves.tobytes())
 
 
 def page_kernel(driver: Driver) -> PageKernel | None:

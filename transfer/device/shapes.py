@@ -200,16 +200,12 @@ class Shapes:
         pool = batch.source if side else batch.target
         _check(pool, max(others), spread.pool_last(side))
         stride = chunk.target_stride if side else chunk.source_stride
-        indices = [slot & INDEX_MASK for slot in slots]
-        if max(indices) > spread.last_min:
+        if max(map(INDEX_MASK.__and__, slots)) > spread.last_min:
             for slot in slots:
                 if slot & INDEX_MASK > (last := spread.lasts[slot >> SEGMENT_SHIFT]):
                     _check(HOST, slot, last)
         bases = spread.bases
-        starts = [
-            bases[slot >> SEGMENT_SHIFT] + index * stride
-            for slot, index in zip(slots, indices, strict=True)
-        ]
+        starts = [bases[s >> SEGMENT_SHIFT] + (s & INDEX_MASK) * stride for s in slots]
         work.direction = spread.first.direction
         work.keys |= spread.pool_keys
         work.keys.update([(HOST, number) for number in numbers])

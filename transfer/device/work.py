@@ -174,7 +174,12 @@ def _extend(onto: "array[int]", offsets: Sequence[int], stride: int, pages: Sequ
     """Addresses of all offsets in every page."""
     if len(offsets) == 1:
         at = offsets[0]
-        onto.extend([page * stride + at for page in pages])
+        if isinstance(pages, range) and pages.step == 1:  # rows of a slab
+            onto.extend(range(pages.start * stride + at, pages.stop * stride + at, stride))
+        elif stride == 1 and not at:
+            onto.extend(pages)
+        else:
+            onto.extend([page * stride + at for page in pages])
         return
     if len(offsets) < FEW:
         onto.extend([base + at for page in pages for base in (page * stride,) for at in offsets])

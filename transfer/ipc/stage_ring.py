@@ -95,8 +95,7 @@ class StageRing(CounterTable):
         at = self._at(number)
         layers = request.first_layer | request.layers << 32
         fields = (request.pack, layers, request.offset, request.row_bytes, len(request.pages), 0)
-        for field, value in enumerate(fields, PACK):
-            self._counters[at + field] = int(value)
+        self._counters[at + PACK : at + PAGES_AT] = memoryview(array("Q", fields))
         start = (at + PAGES_AT) * COUNTER_BYTES
         packed = array("I", request.pages).tobytes()
         self.mapping.view[start : start + len(packed)] = packed

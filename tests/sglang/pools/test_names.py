@@ -87,6 +87,19 @@ def test_more_pages_than_names_are_refused_whole() -> None:
     assert names.used_count == 0
 
 
+def test_what_is_expected_is_ready_until_a_name_is_given_up() -> None:
+    names, _ = names_and_table(8, 2)
+    given = names.name(slots([1, 2, 3], 2))
+    names.expect(given.tobytes())
+    ready = names.slots(given.tobytes())
+    assert ready.tolist() == [2, 3, 4, 5, 6, 7]
+    assert names.slots(given.tobytes()) is ready
+    assert names.slots(given[:2].tobytes()).tolist() == [2, 3, 4, 5], "just these, or none"
+    names.forget(given[:1])
+    assert names.name(slots([7], 2)) == given[:1], "another page has the name now"
+    assert names.slots(given.tobytes()).tolist() == [14, 15, 4, 5, 6, 7]
+
+
 def test_nothing_has_no_names_and_no_slots() -> None:
     names, _ = names_and_table(2, 4)
     assert list(names.name(slots([], 4))) == []

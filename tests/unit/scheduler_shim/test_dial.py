@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,14 @@ from scheduler_shim.client import DaemonClient
 from scheduler_shim.deadlines import Deadlines
 from scheduler_shim.dial import DaemonAttempt, DaemonDial
 from scheduler_shim.pools import SharedPool
-from scheduler_shim.session import SESSION_NAME, DaemonAbsent, answer_welcome, register_message
+from scheduler_shim.session import (
+    SESSION_NAME,
+    DaemonAbsent,
+    NobodyListens,
+    answer_welcome,
+    register_message,
+)
+from tests.descriptors import open_descriptors
 from transfer.ipc.channel import FdChannel, close_fds
 from transfer.ipc.stage_ring import STAGE_BELOW_BYTES
 from transfer.layout import PoolLayout
@@ -40,7 +48,12 @@ class Scene:
         self.pool = SharedPool(page_size=4, page_count=8, bytes_per_token=64)
         self.endpoint = f"ipc://{folder}/r.sock"
         self.attempt: DaemonAttempt = DaemonDial(folder, self.pool, instance="a").begin("mirrored")
-        self.session = FdChannel(self.listener.accept()[0])
+        self.listener.setblocking(False)
+        for _ in range(STEPS_MAX):
+            self.attempt.step()
+            with suppress(BlockingIOError):
+                self.session = FdChannel(self.listener.accept()[0])
+                break
 
     def answer(self) -> None:
         """Answer what has been said."""
@@ -64,6 +77,43 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made = Scene(tmp_path, monkeypatch)
     yield made
     made.close()
+
+
+def test_beginning_reaches_nobody_and_socket_and_connection_are_steps(
+    tmp_path: Path,
+) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / SESSION_NAME))
+    listener.listen()
+    listener.setblocking(False)
+    pool = SharedPool(page_size=4, page_count=8, bytes_per_token=64)
+    attempt = DaemonDial(tmp_path, pool, instance="a").begin("mirrored")
+    for made_socket in (False, True):
+        assert (attempt._socket is not None, attempt._channel) == (made_socket, None)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        assert attempt.step() is None
+    session, _ = listener.accept()
+    session.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        session.recv(1)  # Hello is another step
+    attempt.close()
+    assert session.recv(1) == b""
+    for end in (session, listener):
+        end.close()
+    pool.close()
+
+
+def test_where_nobody_listens_it_says_so_and_leaves_nothing_open(tmp_path: Path) -> None:
+    pool = SharedPool(page_size=4, page_count=8, bytes_per_token=64)
+    before = open_descriptors()
+    attempt = DaemonDial(tmp_path, pool, instance="a").begin("mirrored")
+    assert attempt.step() is None
+    with pytest.raises(NobodyListens, match="no daemon listens"):
+        attempt.step()
+    assert open_descriptors() == before
+    attempt.close()
+    pool.close()
 
 
 def test_however_long_an_engine_is_between_its_steps_it_is_attached(scene: Scene) -> None:

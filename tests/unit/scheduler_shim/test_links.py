@@ -109,3 +109,25 @@ def test_a_lane_that_ends_where_no_dealer_can_be_made_is_a_lost_daemon(
     assert not link.send(b"another one")
     assert not link.hold(b"another one")
     link.close()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_lane_that_was_made_before_is_opened_or_goes_with_its_link(
+    session: Session, opens: bool
+) -> None:
+    before = open_descriptors()
+    link = make_link(session.channel, session.endpoint, TokenArena(MESSAGE_BYTES_MAX), later=True)
+    assert isinstance(link, LaneLink)
+    link.prepare()
+    made = link._pair
+    link.prepare()
+    assert link._pair is made is not None, "repeatable"
+    assert "by ZeroMQ" in repr(link), "nobody has been told yet"
+    if opens:
+        link.open()
+        assert link._lane is made[0]
+        assert link.arena is not None
+        assert made[1].fileno() < 0, "the other end is the daemon's"
+    link.close()
+    session.theirs.close()
+    assert open_descriptors() == before - 2, "both ends of the session, nothing else"

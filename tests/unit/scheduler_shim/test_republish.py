@@ -11,6 +11,7 @@ from directory.core.tokens import pack_pages
 from scheduler_shim.own_tree import MirroredTree
 from scheduler_shim.republish import (
     HEAR_AT,
+    HOLD_MAX,
     SLOTS_A_LOOK,
     SPANS_PER_BATCH_MAX,
     STEP_SHARE,
@@ -190,14 +191,19 @@ def test_it_comes_to_an_end_while_a_span_comes_at_every_step(
 
 
 def _slow(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, what: type[object], name: str
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    what: type[object],
+    name: str,
+    takes_us: int = STEP_US_MIN,
 ) -> list[object]:
-    """Have a method take the whole time of a step; returns a list with an item a call."""
+    """Have a method take the whole time of a step, or so much; returns a list with an item a
+    call."""
     done, calls = getattr(what, name), list[object]()
 
     def slowly(*arguments: object) -> object:
         calls.append(name)
-        daemon.clock_us += STEP_US_MIN
+        daemon.clock_us += takes_us
         return done(*arguments)
 
     monkeypatch.setattr(what, name, slowly)
@@ -209,6 +215,7 @@ def test_where_answers_took_the_time_nothing_is_said_in_the_same_step(
 ) -> None:
     """And though more comes at every step it comes to an end."""
     monkeypatch.setattr("scheduler_shim.republish.HEAR_AT", 1)
+    monkeypatch.setattr("scheduler_shim.republish.HOLD_MAX", 1)
     before, most = 20, 100
     republisher = _begun(cluster, daemon, *range(before), pages=before + most)
     (node,) = cluster.nodes
@@ -227,6 +234,66 @@ def test_where_answers_took_the_time_nothing_is_said_in_the_same_step(
     steps = [after - before for before, after in pairwise(said)]
     assert set(steps[::2]) == {0}
     assert set(steps[1::2]) == {3}, "what came in two steps, and one more"
+
+
+def test_who_looked_for_answers_says_a_span_before_it_looks_again(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though none come, and as many are open: no two steps in a row say nothing for it."""
+    monkeypatch.setattr("scheduler_shim.republish.HEAR_AT", 1)
+    monkeypatch.setattr("scheduler_shim.republish.HOLD_MAX", 1)
+    republisher = _begun(cluster, daemon, *range(10), pages=20)
+    looks = _slow(daemon, monkeypatch, Republisher, "take")
+    _slow(daemon, monkeypatch, Republisher, "_say")
+    for number in range(5):
+        republisher.step()
+        assert (republisher.spans_said, len(looks)) == (number, number + 1)
+        republisher.step()
+        assert (republisher.spans_said, len(looks)) == (number + 1, number + 1)
+
+
+@pytest.mark.parametrize(("way_us", "a_step"), [(STEP_US_MIN // 2, 1), (STEP_US_MIN // 8, 4)])
+def test_no_way_is_begun_for_which_there_is_no_time(
+    cluster: Cluster,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    way_us: int,
+    a_step: int,
+) -> None:
+    """A step that has said something leaves the next way to the next step, which has all its time,
+    where one takes too long for what is left."""
+    count = 12
+    republisher = _begun(cluster, daemon, *range(count), pages=count)
+    _slow(daemon, monkeypatch, Way, "__init__", way_us)
+    _slow(daemon, monkeypatch, Republisher, "_say", STEP_US_MIN // 8)
+    said = [0]
+    while republisher._left:
+        republisher.step()
+        daemon.run()
+        said.append(republisher.spans_said)
+    assert {after - before for before, after in pairwise(said)} == {a_step}
+
+
+@pytest.mark.parametrize("often", [True, False])
+def test_the_daemon_is_woken_once_for_many_spans_unless_steps_come_seldom(
+    cluster: Cluster, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, often: bool
+) -> None:
+    count = 4 * HOLD_MAX
+    republisher = _begun(cluster, daemon, *range(count), pages=count)
+    _slow(daemon, monkeypatch, Republisher, "_say")  # a step says one span
+    sends = _slow(daemon, monkeypatch, type(republisher.client), "send_held", 0)
+    step_us = STEP_US_MIN * STEP_SHARE + (0 if often else 1)
+    steps = 0
+    while republisher._left:
+        daemon.clock_us += step_us
+        republisher.step()
+        daemon.run()
+        steps += 1
+    if often:
+        looks = count // HEAR_AT + 1  # each sends what is held first
+        assert count // HOLD_MAX <= len(sends) <= count // HOLD_MAX + looks
+    else:
+        assert len(sends) >= steps == count
 
 
 def test_answers_are_looked_for_once_there_are_some_and_when_all_is_said(

@@ -11,10 +11,12 @@ from scheduler_shim.republish import SPANS_PER_BATCH_MAX
 from scheduler_shim.request import Phase
 from scheduler_shim.returning import (
     DESERTED_US,
+    STEP_US,
     WAIT_ABSENT_MS_MAX,
     WAIT_MS_MAX,
     WAIT_MS_MIN,
 )
+from scheduler_shim.session import NobodyListens
 from tests.unit.scheduler_shim.support import Cluster, FakeDaemon, Node, run_until, tokens
 
 
@@ -88,6 +90,28 @@ def test_later_reports_are_understood_because_the_spans_are_the_same(
         node.check()
         assert daemon.directory.pools[node.link_pool].pages == node.scheduler.pages.tree
     assert node.scheduler.mode == mode
+
+
+def test_who_stops_when_it_has_registered_leaves_no_session(
+    cluster: Cluster, daemon: FakeDaemon, mode: Mode
+) -> None:
+    """Registering was a step, and saying what the pool holds begins with the next one."""
+    node = cluster.add("a", mode)
+    node.serve(1, tokens(1, 2, 3))
+    lose(daemon, node)
+    daemon.restart()
+    connection = node.scheduler._connection
+    returning = connection._returning
+    assert returning is not None
+    while returning._client is None:
+        assert returning._republisher is None
+        daemon.clock_us += 10_000
+        node.scheduler.tick()
+    client = returning._client
+    assert returning.wake_us - daemon.clock_us == STEP_US, "there is something to do soon"
+    assert not client.lost
+    node.scheduler.close()
+    assert client.lost
 
 
 def test_republication_comes_in_bounded_batches_while_requests_go_on(
@@ -240,16 +264,19 @@ def test_pages_that_a_dead_mover_may_have_written_are_free_again_though_no_daemo
     node.check()
 
 
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("answer", ["nobody", "nobody, a step later", "refused"])
 def test_tries_wait_longer_and_longer_up_to_a_cap_with_jitter(
-    cluster: Cluster, daemon: FakeDaemon, refused: bool
+    cluster: Cluster, daemon: FakeDaemon, answer: str
 ) -> None:
     nodes = [cluster.add(name, "mirrored") for name in "ab"]
     nodes[1].scheduler._connection._seed = 7
     lose(daemon, *nodes)
     wait_ms_max = WAIT_ABSENT_MS_MAX
-    if refused:
+    if answer != "nobody":
         daemon.restart()
+        for node in nodes:
+            node.dial.refusal = NobodyListens("nobody is there")
+    if answer == "refused":
         wait_ms_max = WAIT_MS_MAX
         for node in nodes:
             node.dial.refusal = InstanceLive("somebody else has the name")

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from directory.core.actions import Landing, SubmitCopy
 from directory.core.events import CopyDone
@@ -17,6 +19,7 @@ from tests.unit.transfer.support import (
     small_layout,
     small_tier,
 )
+from transfer.alone import LAUNCH_US, TRUSTED_US
 from transfer.copies import Copy
 from transfer.device.fake import FakeDevice, FakePageDevice
 from transfer.device.protocol import PageDevice
@@ -192,15 +195,114 @@ def test_behind_a_paced_slice_there_is_a_pause_in_proportion() -> None:
     scene.close()
 
 
+def alone(**more: int) -> Scene:
+    """A GPU that has computed lately; 10,000 bytes a microsecond are as fast as its memory goes."""
+    return Scene(computing=True, alone_bytes_per_us=10_000, local_percent=25, **more)
+
+
+def ended_after(scene: Scene, took_us: int) -> None:
+    """What is in flight is done so much later."""
+    scene.now_us += took_us
+    scene.device.step(9)
+    scene.engine.step()
+
+
+def sizes(scene: Scene) -> list[int]:
+    """Bytes of every slice that was submitted."""
+    return [sum(batch.nbytes for batch in piece) for piece in scene.device.pages]
+
+
+def test_behind_a_slice_that_shared_the_gpu_with_nobody_large_ones_follow_without_a_pause() -> None:
+    scene = alone(near_slice_bytes=256, calm_slice_bytes=1024)
+    scene.submit(peer(1, range(16), range(16)))
+    first = sizes(scene)[0]
+    assert (len(sizes(scene)), first) == (1, 256), "nobody knows yet"
+    ended_after(scene, LAUNCH_US)
+    assert scene.device.in_flight == 2, "as where nothing computes"
+    assert sizes(scene)[1:3] == [1024 - first, 1024]
+    assert scene.ends() == [1]
+    for page in range(16):
+        assert scene.pools[2].read_page(page) == scene.pools[1].pattern(1, page)
+    scene.close()
+
+
+def test_behind_slices_that_waited_for_somebody_small_ones_go_with_a_pause_behind_each() -> None:
+    scene = alone(near_slice_bytes=256, calm_slice_bytes=1024)
+    scene.submit(peer(1, range(16), range(16)))
+    first = sizes(scene)[0]
+    ended_after(scene, LAUNCH_US)
+    assert scene.device.in_flight == 2
+    ended_after(scene, 1_000)
+    assert (scene.device.in_flight, sizes(scene)[-1]) == (1, first), "a step has begun meanwhile"
+    ended_after(scene, 1_000)
+    assert scene.device.in_flight == 0
+    scene.now_us += 2_999
+    scene.engine.step()
+    assert scene.device.in_flight == 0
+    scene.now_us += 1
+    scene.engine.step()
+    assert (scene.device.in_flight, sizes(scene)[-1]) == (1, first)
+    assert scene.ends() == [1]
+    for page in range(16):
+        assert scene.pools[2].read_page(page) == scene.pools[1].pattern(1, page)
+    scene.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([1, LAUNCH_US, 1_000, 20_000]), min_size=1), st.booleans())
+def test_whatever_slices_take_and_whoever_computes_every_page_is_moved_once(
+    took_us: list[int], computing: bool
+) -> None:
+    scene = alone(near_slice_bytes=512, calm_slice_bytes=2048)
+    scene.submit(peer(1, range(15), range(1, 16)))
+    for turn in range(10 * 16):
+        scene.computing = computing or turn % 3 == 0
+        ended_after(scene, took_us[turn % len(took_us)])
+    assert scene.ends() == []
+    assert scene.engine.idle
+    moved = [page for piece in scene.device.pages for b in piece for page in b.target_pages]
+    assert moved == list(range(1, 16))
+    for page in range(15):
+        assert scene.pools[2].read_page(page + 1) == scene.pools[1].pattern(1, page)
+    scene.close()
+
+
+def test_the_next_copy_finds_out_anew_whether_it_is_alone_unless_it_comes_at_once() -> None:
+    scene = alone(near_slice_bytes=256, calm_slice_bytes=1024)
+    scene.submit(peer(1, [0], [0]))
+    ended_after(scene, LAUNCH_US)
+    scene.submit(peer(2, range(16), range(16)))
+    assert scene.device.in_flight == 2
+    ended_after(scene, LAUNCH_US)
+    assert scene.ends() == [2]
+    scene.now_us += 10 * TRUSTED_US
+    scene.submit(peer(3, range(16), range(16)))
+    assert scene.device.in_flight == 1
+    assert scene.ends() == [3]
+    scene.close()
+
+
+def test_between_gpus_nothing_is_concluded_from_how_long_slices_take() -> None:
+    scene = alone(near_slice_bytes=64)
+    scene.submit(peer(1, range(8), range(8), 3))
+    assert scene.device.in_flight == 3
+    while not scene.engine.idle:
+        ended_after(scene, 1)
+    scene.submit(peer(2, range(8), range(8)))
+    assert scene.device.in_flight == 1
+    assert scene.ends() == [2]
+    scene.close()
+
+
 @limits(slice_bytes=64, near_slice_bytes=256, calm_slice_bytes=100_000, lane_submissions_max=1)
 def test_slices_between_gpu_memories_have_sizes_of_their_own(scene: Scene) -> None:
     far = copy(3, "peer_copy", part(1, range(8), 3, range(8)))
     scene.submit(peer(1, range(8), range(8)), backup(2, range(8), range(8)), far)
     assert sorted(scene.ends()) == [1, 2, 3]
-    sizes = {piece[0].target: sum(b.nbytes for b in piece) for piece in scene.device.pages}
-    assert sizes[2] == 8 * scene.layout.page_bytes
-    assert sizes[3] == 256
-    assert sizes[HOST] <= 64
+    largest = {piece[0].target: sum(b.nbytes for b in piece) for piece in scene.device.pages}
+    assert largest[2] == 8 * scene.layout.page_bytes
+    assert largest[3] == 256
+    assert largest[HOST] <= 64
 
 
 @limits(near_slice_bytes=128, calm_slice_bytes=512)

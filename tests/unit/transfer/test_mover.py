@@ -26,6 +26,7 @@ from transfer.device.cpu import CpuDevice
 from transfer.engine_limits import EngineLimits
 from transfer.ipc.channel import HEADER, ChannelClosed, FdChannel
 from transfer.messages import (
+    Expect,
     Imported,
     ImportPool,
     OpenHostTier,
@@ -43,7 +44,8 @@ from transfer.messages import (
     decode_request,
     encode,
 )
-from transfer.mover import Mover, make_device
+from transfer.mover import Mover
+from transfer.mover_backend import make_device
 
 DEADLINE_S = 30
 
@@ -108,6 +110,7 @@ def owned() -> Iterator[OwnedPool]:
 def test_every_message_survives_its_encoding() -> None:
     requests: list[Request] = [
         Ping(3),
+        Expect(),
         Shutdown(),
         ReleasePool(4),
         ImportPool(1, small_layout(), ()),

@@ -18,11 +18,19 @@ from transfer.device import cuda
 from transfer.device.fake import FakeDevice
 from transfer.device.protocol import Completion, DeviceLost, PageDevice, Ticket
 from transfer.engine_limits import CUDA_LIMITS, EngineLimits
-from transfer.ipc.channel import FdChannel
+from transfer.ipc.channel import ChannelClosed, FdChannel
 from transfer.ipc.memory import CUDA_IPC, CUDA_VMM, Mapping, MemoryHandle
 from transfer.ipc.sync import SyncHandle
-from transfer.messages import Imported, ImportPool, Ping, Rejected, decode_reply, encode
-from transfer.mover import make_device
+from transfer.messages import (
+    Expect,
+    Imported,
+    ImportPool,
+    Ping,
+    Rejected,
+    decode_reply,
+    encode,
+)
+from transfer.mover_backend import Backend, make_device
 from transfer.plan import MemoryKey, RangeBatch
 
 POISONED = "fake is lost: CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -74,7 +82,7 @@ def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     ended: list[int] = []
-    backend = mover.Backend(BrokenDevice(when), {}, {})
+    backend = Backend(BrokenDevice(when), {}, {})
     monkeypatch.setattr(mover, "make_device", lambda *_, **__: backend)
     monkeypatch.setattr(mover, "die_with_parent", lambda _: None)
     monkeypatch.setattr(mover, "leave_at_once", ended.append)
@@ -99,7 +107,7 @@ def test_a_mover_ends_with_its_device_and_a_status_of_its_own(
 def test_a_sync_that_the_mover_does_not_know_is_refused() -> None:
     owned = OwnedPool(small_layout())
     ours, theirs = FdChannel.pair()
-    made = mover.Mover(theirs, mover.Backend(FakeDevice(), {}, {}))
+    made = mover.Mover(theirs, Backend(FakeDevice(), {}, {}))
     request = ImportPool(1, owned.layout, owned.handles, SyncHandle("cuda-events"))
     made._handle(request, owned.fds)
     reply = decode_reply(ours.wait_frame(5.0)[0])
@@ -112,9 +120,9 @@ def test_a_sync_that_the_mover_does_not_know_is_refused() -> None:
 
 
 def test_a_device_name_says_what_it_may_be() -> None:
-    assert mover.make_device("cpu").device.name == "cpu"
+    assert make_device("cpu").device.name == "cpu"
     with pytest.raises(SystemExit, match="cuda:<UUID of a GPU>"):
-        mover.make_device("cuda-0")
+        make_device("cuda-0")
 
 
 def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits(
@@ -122,6 +130,7 @@ def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits
 ) -> None:
     driver = FakeDriver()
     driver.visible = {driver.uuid: 0, "GPU-other": 1}
+    monkeypatch.setitem(RESULTS, "cuDeviceGetAttribute", 3_000)
     driver.reached = True
     monkeypatch.setitem(RESULTS, "cuDeviceGetP2PAttribute", 0)
     monkeypatch.setattr(
@@ -129,7 +138,10 @@ def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits
     )
     backend = make_device("cuda:GPU-fake")
     assert isinstance(backend.device, PageDevice)
-    assert backend.limits == CUDA_LIMITS
+    assert backend.limits.alone_bytes_per_us > 0
+    assert backend.limits == CUDA_LIMITS._replace(
+        alone_bytes_per_us=backend.limits.alone_bytes_per_us
+    )
     assert set(backend.memory) == {CUDA_IPC, CUDA_VMM}
     assert backend.computing(), "there is nobody here who could say otherwise"
     assert driver.named("cuMemcpyAsync"), "it was calibrated"
@@ -159,3 +171,71 @@ def test_a_mover_looks_for_the_next_copy_for_a_while_before_it_sleeps(
     owned.close()
     ours.close()
     theirs.close()
+
+
+def test_a_mover_that_expects_a_copy_looks_for_it_longer_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1_000_000
+    monkeypatch.setattr(mover, "now_us", lambda: now)
+    ours, theirs = FdChannel.pair()
+    made = mover.Mover(theirs, FakeDevice(), EngineLimits(idle_spin_us=500))
+    made._handle(Expect(), ())
+    now += mover.EXPECTED_SPIN_US - 1
+    assert made._patience_ms() == 0
+    now += 1
+    assert made._patience_ms() is None
+    sleepy = mover.Mover(theirs, FakeDevice(), EngineLimits())
+    sleepy._handle(Expect(), ())
+    assert sleepy._patience_ms() is None, "who may not spin does not, whatever is expected"
+    for channel in (ours, theirs):
+        channel.close()
+
+
+@pytest.mark.parametrize("spins", [True, False])
+def test_fences_are_looked_at_without_a_sleep_at_first_where_a_mover_may_spin(
+    monkeypatch: pytest.MonkeyPatch, spins: bool
+) -> None:
+    now, slept = 1_000_000, list[float]()
+    monkeypatch.setattr(mover, "now_us", lambda: now)
+    monkeypatch.setattr("transfer.mover.time.sleep", slept.append)
+    ours, theirs = FdChannel.pair()
+    made = mover.Mover(theirs, FakeDevice(), EngineLimits(idle_spin_us=500 * spins))
+    owned = OwnedPool(small_layout())
+    made._engine.add_pool(owned.import_as(1))
+    made._engine.submit(copy(1, "peer_copy", part(1, [0], 1, [3]), fences=[(1, 0, 9)]))
+    made._engine.step()
+    assert made._patience_ms() == 0
+    now += mover.FENCE_LOOK_US
+    assert made._patience_ms() == 0
+    assert bool(slept) is not spins
+    now += 1
+    assert made._patience_ms() == 0
+    assert slept, "it does not keep a core to itself for a fence that is late"
+    now += mover.FENCE_SPIN_US
+    assert made._patience_ms() == mover.FENCE_POLL_MS
+    owned.close()
+    for channel in (ours, theirs):
+        channel.close()
+
+
+def test_what_was_put_off_is_begun_once_slices_have_gone() -> None:
+    gone: list[int] = []
+    device = FakeDevice()
+    ours, theirs = FdChannel.pair()
+
+    def begin() -> None:
+        gone.append(len(device.history))
+        raise ChannelClosed("enough was seen")
+
+    backend = Backend(device, {}, {}, beside=begin)
+    made = mover.Mover(theirs, backend)
+    owned = OwnedPool(small_layout())
+    made._engine.add_pool(owned.import_as(1))
+    ours.send(encode(copy(1, "peer_copy", part(1, [0], 1, [3]))))
+    with as_before(), pytest.raises(ChannelClosed, match="enough"):
+        made.run()
+    assert gone == [1], "not before the slice"
+    owned.close()
+    for channel in (ours, theirs):
+        channel.close()

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from directory.core.errors import ImportFailed
 from directory.core.events import CopyDone
@@ -29,9 +27,7 @@ from transfer.engine import Engine, PoolReleased
 from transfer.imports import ImportedPool
 from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.stage_ring import ENTRIES
-from transfer.pages import PageBatch, Pattern
-from transfer.plan import Chunk
-from transfer.staging import PACKED_WITHIN_US, by_slot
+from transfer.staging import PACKED_WITHIN_US
 
 
 @pytest.fixture
@@ -349,19 +345,3 @@ def test_a_scheduler_that_hangs_keeps_no_other_pool_from_beginning(scene: Scene)
     scene.step()
     assert scene.device.in_flight == 1
     assert scene.finish() == [(2, "ok"), (1, "ok")]
-
-
-@given(st.permutations(range(40)), st.integers(0, 40), st.integers(1, 5))
-def test_a_backup_goes_in_the_order_of_its_slots_behind_its_first_slice(
-    slots: list[int], count: int, pages_a_part: int
-) -> None:
-    stops = slots[: max(1, count)]
-    starts = [(7 * stop + 3) % 40 for stop in stops]
-    pattern = Pattern([Chunk(0, 0, 64, 0, 0, 64, 64)])
-    batch = PageBatch(1, HOST, None, pattern, starts, stops)
-    found = list(by_slot([batch], pages_a_part * 64 + 63))
-    assert list(found[0].target_pages) == stops[:pages_a_part], "the first is not waited for"
-    rest = [stop for piece in found[1:] for stop in piece.target_pages]
-    assert rest == sorted(stops[pages_a_part:])
-    pairs = [p for piece in found for p in zip(piece.source_pages, piece.target_pages, strict=True)]
-    assert sorted(pairs) == sorted(zip(starts, stops, strict=True)), "each to its own slot"

@@ -172,6 +172,30 @@ def test_a_compaction_goes_on_in_bounded_steps_and_loses_nothing(
     assert world.directory.journal.log_bytes == sum(map(len, world.keeper.logs))
 
 
+def test_a_compaction_does_not_go_on_while_somebody_waits_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = KeptWorld(host_pages=24)
+    a = Scheduler(world, "a", mode="thin")
+    for turn in range(8):
+        a.publish([turn, turn])
+        while world.copies:
+            world.finish(next(iter(world.copies)))
+    monkeypatch.setattr(limits, "JOURNAL_COMPACT_BYTES_MIN", 1)
+    monkeypatch.setattr(limits, "JOURNAL_COMPACT_NODES_A_STEP", 1)
+    a.publish([9, 9])
+    unwritten = world.directory.host.unwritten
+    left = len(unwritten)
+    assert left > 2
+    found = a.match([1, 1])
+    a.unlock(found.receipt)
+    assert len(unwritten) == left, "a match and its release do nothing of it"
+    while world.copies:
+        world.finish(next(iter(world.copies)))
+    assert len(world.directory.host.unwritten) < left
+    world.same()
+
+
 def test_a_log_of_nothing_is_compacted_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "JOURNAL_COMPACT_BYTES_MIN", 100)
     world = KeptWorld()

@@ -95,6 +95,9 @@ class PretendMover:
     def submit(self, copy: SubmitCopy) -> None:
         self._hear("copy", copy.op)
 
+    def expect(self, pool: int) -> None:
+        self._hear("expect", pool)
+
     def ping(self, token: int) -> None:
         self._hear("ping")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from directory.daemon.background import QUIET_US, Background
+from directory.daemon.background import EARLY_US, QUIET_US, Background
 from directory.daemon.pacing import LATE_US
 
 
@@ -19,6 +19,7 @@ class Heard:
         self.pressed = False
         self.due: int | None = None
         self.calls: list[object] = []
+        self.tells = False
 
     def work(self, now_us: int, waiting: Callable[[], bool]) -> None:
         self.calls.append(("work", now_us))
@@ -29,8 +30,9 @@ class Heard:
     def due_us(self) -> int | None:
         return self.due
 
-    def on_time(self, **how: bool) -> None:
+    def on_time(self, **how: bool) -> bool:
         self.calls.append(how)
+        return self.tells
 
 
 @pytest.fixture
@@ -93,6 +95,25 @@ def test_whoever_is_due_first_is_waited_for(heard: Heard) -> None:
     heard.ready_us = 8_000
     assert beside.due_us() == 7_000
     assert (beside.due_us(6_500), beside.due_us(7_500)) == (6_500, 7_000)
+
+
+@pytest.mark.parametrize(
+    ("tells", "quiet", "ready_us", "works"),
+    [
+        (True, True, 1_000 + EARLY_US, True),
+        (True, True, 1_001 + EARLY_US, False),
+        (True, True, None, False),
+        (True, False, 1_000 + EARLY_US, False),
+        (False, True, 1_000 + EARLY_US, False),
+    ],
+)
+def test_the_log_works_with_what_is_told_unless_somebody_asks(
+    heard: Heard, tells: bool, quiet: bool, ready_us: int | None, works: bool
+) -> None:
+    feed = Heard()
+    feed.tells, heard.ready_us = tells, ready_us
+    background(heard, feed).turn(1_000, quiet=quiet)
+    assert heard.calls == ([("work", 1_000)] if works else [])
 
 
 @pytest.mark.parametrize(

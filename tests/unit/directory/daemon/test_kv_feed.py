@@ -65,10 +65,10 @@ class Rig:
                 return told
         raise AssertionError("nobody was told everything")
 
-    def turn(self, after_us: int = 0, *, idle: bool = True) -> None:
-        """One turn of the loop."""
+    def turn(self, after_us: int = 0, *, idle: bool = True) -> bool:
+        """One turn of the loop; whether something was handed on in it."""
         self.now_us += after_us
-        self.feed.on_time(idle=idle)
+        return self.feed.on_time(idle=idle)
 
     def read(self) -> list[AnyRecord]:
         """The next message."""
@@ -109,11 +109,12 @@ def test_changes_are_handed_on_once_clients_are_quiet(rig: Rig) -> None:
     before = rig.handed_on
     assert rig.feed.due_us() is None
     Scheduler(rig.world, "a").publish([1, 2])
-    rig.turn(idle=False)
-    rig.turn(kv_feed.QUIET_US - 1)
+    assert not rig.turn(idle=False)
+    assert not rig.turn(kv_feed.QUIET_US - 1)
     assert rig.handed_on == before
     assert rig.feed.due_us() == rig.now_us + 1
-    rig.turn(1)
+    assert rig.turn(1)
+    assert not rig.turn(1)
     assert Changed in {type(record) for record in rig.read()}
     assert rig.feed.due_us() is None
 

@@ -5,6 +5,7 @@ import select
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
+from time import monotonic_ns
 
 import pytest
 
@@ -310,6 +311,42 @@ def test_what_a_descriptor_has_put_off_goes_with_it(loop: Loop) -> None:
     assert not loop.waiting()
     loop.turn(0)
     assert done == []
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_who_has_to_give_way_to_whoever_asks_sleeps_now_and_then(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Two that look in turns on one core are never put on two; who is woken may be."""
+    if not loop._can_spin:
+        pytest.skip("with one core nobody looks")
+    left, right = socket.socketpair()
+    heard: list[bytes] = []
+    loop.watch(left.fileno(), lambda _: heard.append(left.recv(16)))
+    yields, slept = 0, 0
+
+    def give_way() -> None:
+        nonlocal yields
+        yields += 1
+        begun = monotonic_ns()
+        # Whoever asks runs on this core, and before that it cannot have asked.
+        while shared and monotonic_ns() - begun < 2 * loop_module.YIELDED_NS:
+            pass
+        right.send(b"x")
+
+    monkeypatch.setattr(loop_module, "SPIN_NS", 10**10)
+    monkeypatch.setattr(os, "sched_yield", give_way)
+    loop._close = True
+    for _ in range(3 * loop_module.SHARED_MAX):
+        before = yields
+        if not loop._close:
+            slept += 1
+            right.send(b"x")
+        loop.turn(None)
+        assert yields - before <= 1
+    assert slept == (2 if shared else 0)
     left.close()
     right.close()
 

@@ -131,13 +131,13 @@ class LoadingEngine(MiniEngine):
     @property
     def free(self) -> int:
         """Pages that nobody has."""
-        return self.shim.room.allocator.free_count
+        return self.shim.room.free_count
 
     # SGLang's way.
 
     def step(self) -> None:
         """The shim's turn, then everything that can be admitted, each in a pass of its own."""
-        self.turn(busy=bool(self.rows))
+        self.turn(busy=bool(self.rows) or self.crowd)
         launched = [] if self.stalled else self._launched
         self._launched = self._launched if self.stalled else []
         for request in list(self.queue):
@@ -184,7 +184,7 @@ class LoadingEngine(MiniEngine):
             del self.rows[rid]
             return
         known = tree.tree_pages + len(row.loaded) // 4
-        short = tree.all_pages - known - self.free
+        short = tree.all_pages - known - shim.room.allocator.free_count
         if short > 0:
             shim.evict(short)
         new = shim.room.allocator.allocate(tree.all_pages - known)

@@ -93,6 +93,8 @@ class MiniEngine:
         self.steps = steps
         self.closed = False
         """Nobody is admitted, as with every place in SGLang's batch taken."""
+        self.crowd = False
+        """Something else runs, for all that the shim is told."""
         self.doubts = False
         """A turn that may be left out is had all the same, and must find nothing to do."""
         waits = {"idle_wait_us": 0, "busy_wait_us": 0}
@@ -164,7 +166,7 @@ class MiniEngine:
 
     def step(self) -> None:
         """One loop of the scheduler: the shim's turn, then everything that can be admitted."""
-        self.turn(busy=bool(self.running))
+        self.turn(busy=bool(self.running) or self.crowd)
         for request, row in list(self.running.values()):
             request.steps_left -= 1
             if request.steps_left <= 0:

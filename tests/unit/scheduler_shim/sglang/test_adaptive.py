@@ -94,7 +94,7 @@ def test_an_offer_whose_own_prefix_went_is_looked_up_again_when_it_is_taken_back
     a.serve("short", prompt(1))
     offered(a, daemon)
     asked = a.counters["asked"]
-    a.shim.room.evict(a.pool.page_count - a.free)
+    a.shim.evict(a.pool.page_count)
     assert a.holds(ABC) == 0
     decoding(a, now=True)
     for _ in range(6):
@@ -110,6 +110,7 @@ def test_without_room_to_hold_it_back_for_a_request_keeps_its_offer(
     engine: Load, daemon: FakeDaemon, mode: Mode
 ) -> None:
     a = engine(mode, loads="adaptive", share=0.0)
+    a.crowd = True
     decoding(a, now=True)
     request = a.start("r", ABC)
     assert (request.hit_pages, request.loaded_pages, request.failed) == (3, 3, "")
@@ -122,6 +123,7 @@ def test_an_offer_stays_one_where_there_is_no_room_to_take_it_back(
 ) -> None:
     a = engine(mode, loads="adaptive", share=0.0)
     offered(a, daemon)
+    a.crowd = True
     decoding(a, now=True)
     a.step()
     a.step()

@@ -23,13 +23,15 @@ class HoldingLink(FakeLink):
     def __init__(self, daemon: FakeDaemon) -> None:
         super().__init__(daemon)
         self.kept: list[bytes] = []
+        self.sleeps = 0
 
     def hold(self, frame: bytes) -> bool:
         self.kept.append(frame)
         return True
 
     def looks_no_more(self) -> None:
-        """It never does."""
+        """The next wait sleeps at once."""
+        self.sleeps += 1
 
     @property
     def holds(self) -> bool:
@@ -158,4 +160,23 @@ def test_what_a_busy_engine_restores_is_asked_before_its_forward_pass(
     assert engine.counters["restores"] == 1
     assert link.kept == []
     engine.queue.clear()
+    engine.settle()
+
+
+def test_only_an_idle_engine_that_has_just_asked_looks_for_the_answer_before_it_sleeps(
+    daemon: FakeDaemon, add: Add, holding: Callable[[MiniEngine], HoldingLink]
+) -> None:
+    add("b", page_count=32).serve("b", prompt(1, 2, 3))
+    engine = add("a", page_count=32, idle_wait_us=1_000, busy_wait_us=500, share=1.0)
+    link = holding(engine)
+    daemon.hold_copies = True
+    engine.submit("r", prompt(1, 2, 3))
+    engine.shim.tick(engine.queue, busy=False)
+    assert (engine.counters["restores"], link.sleeps) == (1, 0)
+    engine.shim.tick(engine.queue, busy=False)
+    assert link.sleeps == 1, "a copy takes longer than waking up"
+    engine.submit("r2", prompt(7, 8))
+    engine.shim.tick(engine.queue, busy=True)
+    assert link.sleeps == 2, "whatever runs has more use for the processor"
+    daemon.hold_copies = False
     engine.settle()

@@ -58,6 +58,7 @@ def test_without_room_for_another_pools_pages_the_host_tiers_are_loaded_on_admis
     a = engine(mode)
     a.serve("again", ABC)
     b = LoadingEngine(daemon, "b", mode, share=0.0)
+    b.crowd = True
     request = b.start("r", ABC)
     if mode == "thin":
         assert b.counters["restores_without_room"] == 1
@@ -71,12 +72,28 @@ def test_without_room_for_another_pools_pages_the_host_tiers_are_loaded_on_admis
     b.close()
 
 
+def test_one_that_is_alone_is_restored_out_of_a_pool_though_that_takes_all_the_room(
+    engine: Load, daemon: FakeDaemon, mode: Mode
+) -> None:
+    a = engine(mode, loads="adaptive")
+    a.serve("again", ABC)
+    b = LoadingEngine(daemon, "b", mode, page_count=4, share=0.25, loads="adaptive")
+    b.serve("old", prompt(41, 42, 43))
+    request = b.start("r", ABC)
+    assert (request.hit_pages, request.loaded_pages, request.restored) == (3, 0, 12)
+    assert b.counters["bytes_restored_peer"] == 3 * b.pool.page_bytes
+    assert not b.counters.keys() & {"offers_crowded", "restores_without_room", "loads"}
+    b.settle()
+    b.close()
+
+
 def test_with_less_room_than_the_host_tier_has_pages_all_of_those_are_loaded_on_admission(
     engine: Load, daemon: FakeDaemon
 ) -> None:
     a = engine("mirrored")
     a.serve("again", ABC)
     b = LoadingEngine(daemon, "b", "mirrored", page_count=8, share=0.25)
+    b.crowd = True
     request = b.start("r", ABC)
     assert (request.hit_pages, request.loaded_pages, request.failed) == (3, 3, "")
     assert b.counters["offers_crowded"] == b.counters["loads"] == 1
@@ -94,6 +111,7 @@ def test_only_what_the_host_tier_has_is_offered_where_there_is_no_room(
     daemon.hold_copies = True
     a.serve("longer", longer)  # of the last two pages there is no backup yet
     b = LoadingEngine(daemon, "b", "mirrored", share=0.0, layer_ms=60_000)
+    b.crowd = True
 
     def go_on(_: int) -> None:
         daemon.hold_copies = False
@@ -215,7 +233,7 @@ def test_an_offer_whose_own_prefix_was_evicted_is_looked_up_again(
     for _ in range(3):
         a.step()
         daemon.run()
-    a.shim.room.evict(a.pool.page_count - a.free)
+    a.shim.evict(a.pool.page_count)
     assert a.holds(ABC) == 0
     a.closed = False
     for _ in range(6):

@@ -200,7 +200,7 @@ def test_room_for_a_thin_restore_is_the_same_before_and_after_its_lease(
 ) -> None:
     a = LoadingEngine(daemon, "a", "thin", page_count=12, loads="adaptive")
     a.serve("own", prompt(1, 2, 3))
-    tree, targets = a.shim.tree, a.shim._held._targets
+    tree, targets = a.shim.tree, a.shim._held.targets
     request = a.shim.request(KEY, prompt(1, 2, 3))
     request.row = unpack_pages(tree.find(request.key, request.match_tokens).pages)
     assert len(request.row) == 3
@@ -219,7 +219,7 @@ def test_without_room_nothing_is_counted_as_held_back(
     a = engine(mode, loads="adaptive")
     offered(a, daemon)
     decoding(a, now=True)
-    monkeypatch.setattr(a.shim._held._targets, "wanted", lambda _: 0)
+    monkeypatch.setattr(a.shim._held.targets, "wanted", lambda _: 0)
     steps(a, daemon, 3)
     assert a.counters["offers_crowded"] == 1
     assert not a.counters.keys() & {"offers_held_back", "restores"}

@@ -2,9 +2,7 @@
 
 import ctypes
 import struct
-import time
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from tests.unit.transfer.device.fake_driver import FakeDriver
 from transfer.device import cuda_calibrate
 from transfer.device.cuda import CudaDevice
-from transfer.device.cuda_busy import PAUSE_US, TRUSTED_US, Computing
 from transfer.device.cuda_calibrate import SCRATCH_BYTES, calibrate, scattered
 from transfer.device.cuda_kernel import PageKernel, moves, page_kernel, ptx, unroll_of
 from transfer.device.cuda_tile import Corner, fill, tile_copy
@@ -224,101 +221,3 @@ def test_a_gpu_without_room_is_left_with_what_is_assumed(
     assert calibrate(device, driver) is ASSUMED
     assert "OUT_OF_MEMORY" in caplog.text
     assert cuda_calibrate.SCRATCH_BYTES == SCRATCH_BYTES
-
-
-def at_once(work: Callable[[], None]) -> None:
-    """A look that is over when it was begun."""
-    work()
-
-
-class Library:
-    """Stands in for the management library."""
-
-    def __init__(self, percent: int) -> None:
-        self.percent = percent
-        self.asked = 0
-        self.broken = False
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        """As the library has it."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, device: str) -> Any:  # noqa: N802
-        self.asked += 1
-        if self.broken:
-            raise RuntimeError("gone")
-        return type("Rates", (), {"gpu": self.percent})
-
-
-def test_a_gpu_computes_when_the_library_says_so_and_a_pause_asks_again() -> None:
-    now, library = [0], Library(0)
-    computing = Computing("GPU-1", lambda: now[0], library, at_once)
-    assert not computing()
-    library.percent = 80  # by copies of our own, as far as anybody can tell
-    for _ in range(5):
-        now[0] += TRUSTED_US // 10
-        assert not computing(), "the answer from before our own copies stands"
-    assert library.asked == 1
-    now[0] += PAUSE_US
-    assert computing()
-    library.percent = 3
-    now[0] += PAUSE_US
-    assert not computing()
-
-
-def test_an_answer_that_is_too_old_counts_as_computing_until_there_is_a_pause() -> None:
-    now, library = [0], Library(0)
-    computing = Computing("GPU-1", lambda: now[0], library, at_once)
-    said = []
-    for _ in range(15):
-        said.append(computing())
-        now[0] += TRUSTED_US // 10
-    assert said == [False] * 11 + [True] * 4
-    now[0] += PAUSE_US
-    assert not computing()
-
-
-def test_where_nobody_can_say_a_gpu_counts_as_computing() -> None:
-    library = Library(0)
-    library.broken = True
-    assert Computing("GPU-1", lambda: 0, library, at_once)()
-
-
-def test_until_the_library_has_answered_a_gpu_counts_as_computing_and_nobody_waits() -> None:
-    now, library = [0], Library(0)
-    begun: list[Callable[[], None]] = []
-    computing = Computing("GPU-1", lambda: now[0], library, begun.append)
-    assert computing()
-    assert computing()
-    assert not library.asked
-    assert len(begun) == 1, "one look at a time"
-    begun.pop()()
-    assert not computing()
-    now[0] += PAUSE_US
-    assert computing(), "what was found before the pause is old"
-    begun.pop()()
-    assert not computing()
-
-
-def test_the_library_is_asked_by_a_thread_of_its_own() -> None:
-    library = Library(0)
-    computing = Computing("GPU-1", lambda: 0, library)
-    give_up = time.monotonic() + 60
-    while computing():
-        assert time.monotonic() < give_up
-        time.sleep(0.001)
-
-
-def test_a_look_that_cannot_be_begun_is_begun_after_the_next_pause() -> None:
-    now, library = [0], Library(0)
-
-    def no_thread(_: Callable[[], None]) -> None:
-        raise RuntimeError("can't start new thread")
-
-    computing = Computing("GPU-1", lambda: now[0], library, no_thread)
-    assert computing(), "nobody knows, and nobody waits"
-    now[0] += PAUSE_US
-    computing._begin = at_once
-    assert not computing()

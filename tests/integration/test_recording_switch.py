@@ -1,0 +1,52 @@
+"""The daemon whose log, events and metrics are switched: off, none of them hears of anything."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from benchmarks import recording_switch
+from benchmarks.recording_sides import (
+    EVICTED_AT_ONCE,
+    FRESH_PAGES,
+    PARTS,
+    SIDES,
+    kept_by,
+    places_for,
+    subscribe,
+)
+from benchmarks.recording_switch import SwitchedSide
+from directory.analytics.reader import LogReader
+from directory.analytics.record import Eviction
+
+pytest.importorskip("prometheus_client")
+
+
+def test_only_what_ends_while_it_is_on_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_switch, "TIMES", 60)
+    monkeypatch.setattr(recording_switch, "WARM_TIMES", 5)
+    with ExitStack() as stack:
+        on = places_for(stack, PARTS)
+        side = SwitchedSide(stack, on)
+        subscriber = subscribe(stack, on.events)
+        for name in ("off", "on", "off again", "off", "on"):
+            assert len(side.switched_turn(name)) == 60
+        assert side.requests == 5 * 65
+        assert side.told == 2 * 65
+        assert {name: side.counted[name] for name in SIDES} == {
+            "off": 120,
+            "off again": 60,
+            "on": 120,
+        }
+        assert 0 < sum(side.after_work) < len(side.after_work) == len(side.shifts) == 2
+        side.put_on()
+        kept = kept_by(side, on.folder, subscriber)
+        assert on.folder is not None
+        gone = [
+            frame.pages
+            for frame in LogReader(on.folder)
+            if isinstance(frame, Eviction) and frame.reason == "capacity"
+        ]
+    assert (kept.requests, kept.counted, kept.logged, kept.dropped) == (130, 130, 130, 0)
+    assert kept.batches
+    taken = 130 * FRESH_PAGES
+    assert taken - 2 * EVICTED_AT_ONCE <= sum(gone) <= taken + 2 * EVICTED_AT_ONCE

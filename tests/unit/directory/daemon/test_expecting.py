@@ -1,0 +1,137 @@
+"""Restores that are expected: who looks for them, for how long, and when that is given up."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from directory.core.actions import Done, Matched, SubmitCopy, Totals
+from directory.daemon import expecting as module
+from directory.daemon.expecting import AGAIN_NS, END_NS, RESTORE_NS, UNMET_MAX, Expecting
+from directory.daemon.loop import Loop
+from directory.daemon.mover_words import CORES_MIN, may_look
+from tests.unit.directory.daemon.mover_rig import Rig, copy, pretended_movers
+from transfer.messages import Ready
+
+POOL = 7
+
+
+class Scene:
+    """Expectations of a clock that the test turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, heeds: bool = True) -> None:
+        self.now = AGAIN_NS
+        self.told: list[int] = []
+        self.until: list[int] = []
+        monkeypatch.setattr(module, "monotonic_ns", lambda: self.now)
+        self.loop = Loop()
+        monkeypatch.setattr(self.loop, "look_out", self.until.append)
+        self.expecting = Expecting(self.loop, self.told.append, heeds=heeds)
+
+    def matched(self, restorable: int) -> None:
+        """A match was answered, and the turn is over."""
+        body = Matched(0, b"", restorable, restorable, 0, 1, 1, Totals())
+        self.expecting.answered(POOL, body)
+        self.loop.turn(0)
+        self.now += AGAIN_NS
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """A scene of movers that may spin."""
+    made = Scene(monkeypatch)
+    yield made
+    made.loop.close()
+
+
+def moved(kind: str) -> SubmitCopy:
+    """A copy of a kind."""
+    return SubmitCopy(1, kind, (), (), ())  # type: ignore[arg-type]
+
+
+def test_who_is_told_of_pages_beyond_its_pool_is_expected_to_ask_for_them(scene: Scene) -> None:
+    began = scene.now
+    scene.matched(3)
+    assert scene.told == [POOL]
+    assert scene.until == [began + RESTORE_NS]
+
+
+def test_the_mover_is_told_once_the_answer_has_gone(scene: Scene) -> None:
+    scene.expecting.answered(POOL, Matched(0, b"", 3, 3, 0, 1, 1, Totals()))
+    assert scene.told == []
+    scene.loop.turn(0)
+    assert scene.told == [POOL]
+    scene.loop.turn(0)
+    assert scene.told == [POOL], "once"
+
+
+def test_where_nothing_lies_beyond_nothing_is_expected(scene: Scene) -> None:
+    scene.matched(0)
+    scene.expecting.answered(POOL, Done())
+    scene.loop.turn(0)
+    assert (scene.told, scene.until) == ([], [])
+
+
+def test_movers_that_may_not_spin_are_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, heeds=False)
+    scene.matched(3)
+    scene.expecting.submitted(moved("peer_copy"))
+    assert (scene.told, scene.until) == ([], [])
+    scene.loop.close()
+
+
+def test_many_that_wait_are_one_expectation(scene: Scene) -> None:
+    for _ in range(16):
+        scene.expecting.answered(POOL, Matched(0, b"", 3, 3, 0, 1, 1, Totals()))
+    scene.loop.turn(0)
+    assert scene.told == [POOL]
+
+
+def test_where_restores_do_not_follow_none_is_expected_until_one_comes(scene: Scene) -> None:
+    for _ in range(3 * UNMET_MAX):
+        scene.matched(3)
+    assert len(scene.told) == UNMET_MAX
+    scene.expecting.submitted(moved("backup"))
+    scene.matched(3)
+    assert len(scene.told) == UNMET_MAX, "a backup is nobody's restore"
+    scene.expecting.submitted(moved("load_back"))
+    scene.matched(3)
+    assert len(scene.told) == UNMET_MAX + 1
+
+
+@pytest.mark.parametrize(("kind", "looks"), [("peer_copy", True), ("load_back", False)])
+def test_the_end_of_a_copy_is_looked_for_where_it_takes_no_longer_than_being_woken(
+    scene: Scene, kind: str, looks: bool
+) -> None:
+    scene.expecting.submitted(moved(kind))
+    assert scene.until == [scene.now + END_NS] * looks
+
+
+def test_for_gpus_it_is_looked_where_there_are_cores_and_else_where_movers_are_told_to_spin() -> (
+    None
+):
+    assert may_look("cuda:GPU-1", (), CORES_MIN)
+    assert may_look("cuda:GPU-1,cuda:GPU-2", (), 64)
+    assert not may_look("cuda:GPU-1", (), CORES_MIN - 1)
+    assert may_look("cpu", ("--limit", "idle_spin_us=500"), 2)
+    assert not may_look("cpu", ("--limit", "slice_bytes=500"), 64)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """Supervision over pretended movers of a GPU."""
+    with pretended_movers(monkeypatch) as made:
+        yield made
+
+
+def test_a_mover_that_has_copies_or_does_not_serve_is_told_nothing(rig: Rig) -> None:
+    rig.movers._expect(POOL)
+    rig.movers.start()
+    rig.movers._expect(POOL)
+    assert rig.mover.told == []
+    rig.mover.say(Ready(1, "cpu"))
+    rig.loop.turn(0)
+    rig.movers._expect(POOL)
+    assert rig.mover.told == [("expect", POOL)]
+    rig.movers.submit(copy(1))
+    rig.movers._expect(POOL)
+    assert rig.mover.told == [("expect", POOL), ("copy", 1)]
