@@ -245,10 +245,10 @@ class DaemonAttempt:
 
     def _connect(self) -> None:
         """The socket, then its connection."""
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            return
         try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                return
             self._socket.settimeout(CONNECT_S)
             self._socket.connect(self._path)
         except OSError as error:

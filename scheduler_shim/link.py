@@ -94,7 +94,10 @@ class ZmqLink:
         """
         if self._connected:
             return
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        try:
+            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        except zmq.ZMQError as error:  # no descriptor is left
+            raise NoLink(f"no link to {self._endpoint}: {error}") from error
         try:
             dealer = context.socket(zmq.DEALER)
             # Nothing is queued for a daemon that is not there, nothing lingers at the end, and a

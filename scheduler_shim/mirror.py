@@ -7,6 +7,7 @@ out a page before the word of its span has moved on, and it never talks to anybo
 
 from __future__ import annotations
 
+from array import array
 from typing import Final, NamedTuple
 
 from directory.core import limits
@@ -216,6 +217,13 @@ class Mirror:
     def totals(self) -> Totals:
         """Pages that no lock protects, and pages under one."""
         return Totals(self.pool.evictable_pages, self.pool.locked_pages)
+
+    def page_list(self) -> array[int]:
+        """Every page of the tree, of whole paths; for checks."""
+        pages = array("I")
+        for node in self._tree.nodes.values():
+            pages.frombytes(node.there(PLACE).pages)
+        return pages
 
     def check(self) -> list[str]:
         """Walk the tree and return every invariant that does not hold, words included."""

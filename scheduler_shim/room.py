@@ -267,6 +267,8 @@ class Room:
         mine += [page for pages in landing for page in pages]
         mine += self._quarantined
         mine += self._spare
+        if isinstance(self.tree, MirroredTree):
+            mine += self.tree.mirror.page_list()
         free = set(range(self._pool.page_count)).difference(self.allocator.used())
         if len(set(mine)) != len(mine) or not free.isdisjoint(mine):
             found.append("pages: a page is held twice, or held and free")

@@ -7,7 +7,7 @@ nothing in it waits: answers are taken when they are there.
 A held request owns nothing of the pool. Its own prefix is not locked while it waits, and what lands
 is inserted as evictable where the path above it still stands (else it is freed): so it cannot take
 room from the request at the head of the queue. Afterwards the request simply matches on the device.
-It is admitted without when nothing worth it lies beyond, when there is no room within the share,
+It is admitted without when nothing worth it lies beyond, when there is no room that it may have,
 after two lost landings, and after `hold_ms_max`; a restore that nobody waits for goes on.
 
 A thin tree's lease on the own prefix lasts as long as the restore, because only the daemon knows

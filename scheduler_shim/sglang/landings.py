@@ -37,7 +37,8 @@ class Landings:
             return False
         self.rows.append(row)
         try:
-            # A mover has written it, and that was over before its answer was sent.
+            # A mover has written it, and that was over before its answer was sent. (Ranks of a
+            # group would each say a time of their own here, and their reports are compared.)
             done = around.publish(row, len(row.row), around.pool.now(), keep=False)
             if done is None:
                 around.room.free(fill.targets)

@@ -60,7 +60,8 @@ class Settings(BaseSettings):
     restore_min_pages: Annotated[int, Field(ge=1)] = 1
     """Fewer pages than this are computed instead of restored."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Part of the free and evictable pages that restores under way may have as targets."""
+    """Part of the free and evictable pages that restores under way may have as targets. A request
+    that is alone may have nine tenths of them."""
     fills_max: Annotated[int, Field(ge=1, le=RESTORES_PER_POOL_MAX // 2)] = 64
     """Restores under way at once."""
     window: Annotated[int, Field(ge=1, le=65_536)] = 128

@@ -4,8 +4,8 @@ Owns the share of held-back restores, and what a thin engine leases for them. It
 what running requests were promised, and never evict the prefix that is to be continued.
 
 The share is for those who run and who wait. A request that is alone has nobody to leave anything
-to: it may have all there is, and what it will need, restored or computed, is given up while the
-answer to its question is on its way.
+to: it may have nearly all there is, and what it will need, restored or computed, is given up while
+the answer to its question is on its way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from directory.core.ids import NO_LEASE
 from scheduler_shim.fills import Fills
@@ -21,6 +22,10 @@ from scheduler_shim.request import Request
 from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.waiting import Around, Entry, Stage
 from scheduler_shim.thin_tree import ThinTree
+
+SPARED: Final = 10
+"""One page of so many is no target, however alone a request is: targets come back only when their
+mover is heard of, and a daemon may stand still."""
 
 
 class Targets:
@@ -66,8 +71,10 @@ class Targets:
 
     def room_for(self, request: Request) -> int:
         """Pages that may become targets now: a share of what can be had, and nothing that running
-        requests were promised; all of it for a request that is alone. What a thin request's lease
-        will protect cannot be had any more; what it does protect is not counted as evictable."""
+        requests were promised; nearly all of it for a request that is alone, but so much that
+        others are served while a daemon that stands still has its targets. What a thin request's
+        lease will protect cannot be had any more; what it does protect is not counted as
+        evictable."""
         around = self._around
         tree = around.room.tree
         there = around.room.free_count + tree.totals.evictable
@@ -77,7 +84,7 @@ class Targets:
             there -= min(len(request.row), tree.totals.evictable)
         reserved = around.reserved_pages()
         if self.alone and not reserved:
-            return there
+            return there - -(-there // SPARED)
         landing = sum(len(pages) for pages in self._fills.pages())
         share = int(self._settings.share * (there + landing)) - landing
         return min(share, there - reserved)
@@ -108,8 +115,9 @@ class Targets:
             if entry.stage is Stage.ASKING:
                 missing = request.match_pages - len(request.row)
                 rest = 1 + request.all_pages - request.match_pages  # and one for what it says
+                count = min(missing, self.room_for(request))
                 with self._kept(request):
-                    room.make_ready(min(missing, self.room_for(request)), rest)
+                    room.make_ready(count, rest)
 
     @contextmanager
     def _kept(self, request: Request) -> Iterator[None]:

@@ -5,6 +5,8 @@ The daemon is the test itself, at the other end of a real session; the clock is 
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -112,6 +114,21 @@ def test_where_nobody_listens_it_says_so_and_leaves_nothing_open(tmp_path: Path)
     with pytest.raises(NobodyListens, match="no daemon listens"):
         attempt.step()
     assert open_descriptors() == before
+    attempt.close()
+    pool.close()
+
+
+def test_a_try_without_a_descriptor_left_is_one_that_found_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    pool = SharedPool(page_size=4, page_count=8, bytes_per_token=64)
+    attempt = DaemonDial(tmp_path, pool, instance="a").begin("mirrored")
+    monkeypatch.setattr(socket, "socket", none_left)
+    with pytest.raises(NobodyListens, match="Too many open files"):
+        attempt.step()
     attempt.close()
     pool.close()
 

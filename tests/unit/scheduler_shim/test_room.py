@@ -99,6 +99,15 @@ def test_what_is_left_when_it_was_taken_is_given_back_to_the_allocator(cluster: 
     node.check()
 
 
+def test_a_spare_page_that_the_tree_has_is_found(cluster: Cluster) -> None:
+    _, room, _ = full(cluster, "mirrored")
+    room.make_ready(3, leave=2)
+    assert isinstance(room.tree, MirroredTree)
+    assert room.check([], []) == []
+    room._spare[0] = room.tree.mirror.page_list()[0]
+    assert room.check([], []) == ["pages: a page is held twice, or held and free"]
+
+
 def test_a_flush_leaves_nothing_spare(cluster: Cluster) -> None:
     node, room, watched = full(cluster, "mirrored")
     room.make_ready(4, leave=0)

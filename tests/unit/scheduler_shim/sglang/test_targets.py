@@ -45,7 +45,7 @@ def test_restores_take_no_more_than_their_share(daemon: FakeDaemon, add: Add, mo
 SIX = prompt(1, 2, 3, 4, 5, 6)
 
 
-def test_a_request_that_is_alone_may_have_all_there_is(
+def test_a_request_that_is_alone_may_have_nearly_all_there_is(
     daemon: FakeDaemon, add: Add, mode: Mode
 ) -> None:
     add("a", mode).serve("a1", SIX)
@@ -107,6 +107,45 @@ def test_room_for_one_that_is_alone_is_made_while_its_answer_is_awaited(
     daemon.hold_copies = False
     b.settle()
     assert b.done["r"].hit_pages == 6
+
+
+def test_room_is_made_for_all_of_it_though_its_own_prefix_is_half_of_the_tree(
+    daemon: FakeDaemon, add: Add
+) -> None:
+    ten = prompt(*range(1, 11))
+    add("a").serve("a1", ten)
+    b = add("b", page_count=14)
+    b.serve("other", prompt(31, 32, 33, 34, 35, 36))
+    b.serve("own", prompt(1, 2, 3, 4, 5, 6))
+    daemon.hold_copies = True
+    b.submit("r", ten)
+    b.step()
+    evicted = b.counters["pages_evicted"]
+    daemon.run()
+    b.step()
+    assert b.shim.outside_pages == 4
+    assert b.counters["pages_evicted"] == evicted, "nothing is given up behind the answer"
+    daemon.hold_copies = False
+    b.settle()
+
+
+def test_while_a_daemon_stands_still_with_its_targets_others_are_served(
+    daemon: FakeDaemon, add: Add, mode: Mode
+) -> None:
+    twelve = prompt(*range(1, 13))
+    add("a", mode, page_count=40).serve("a1", twelve)
+    b = add("b", mode, page_count=13)
+    daemon.hold_copies = True
+    b.submit("r", twelve)
+    for _ in range(4):
+        b.step()
+        daemon.run()
+    assert b.shim.outside_pages == 11, "one page of ten, rounded up, is no target"
+    b.submit("small", prompt(50)[: b.pool.page_size // 2])
+    for _ in range(200):
+        b.step()  # the daemon and its mover are not run any more
+        daemon.clock_us += 20_000
+    assert "small" in b.done
 
 
 def test_room_that_was_made_in_vain_is_evictable_and_found_by_who_computes(
