@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.copy_base import Base, gpus
 from benchmarks.copy_bus import bus_rows
 from benchmarks.copy_check import check_copies
+from benchmarks.copy_loop import processor_rows
 from benchmarks.copy_model import NAME as MODEL
 from benchmarks.copy_model import Costs, ModelBase
 from benchmarks.copy_rows import Bench, Row, Sizes
@@ -93,11 +94,13 @@ def run(
 
 
 def run_model(costs: Costs, rounds: int, limits: list[str]) -> tuple[list[Row], dict[str, object]]:
-    """The staged rows as fast as this machine's processors turn the loop around such a bus."""
+    """The staged rows as fast as this machine's processors turn the loop around such a bus, and
+    what the loop takes of them."""
     costs.to_environment()
+    processor = list(processor_rows(costs, rounds, limits))
     bench = Bench([MODEL], Sizes.of_gpu(), ModelBase(costs), rounds, limits)
     try:
-        return list(loop_rows(bench)), {"costs": vars(costs), "limits": limits}
+        return [*processor, *loop_rows(bench)], {"costs": vars(costs), "limits": limits}
     finally:
         bench.close()
 
@@ -111,9 +114,11 @@ def main() -> int:
     parser.add_argument("--groups", nargs="+", choices=(*GROUPS, BUS), default=list(GROUPS))
     parser.add_argument("--limit", action="append", default=[], help="of the mover: NAME=NUMBER")
     parser.add_argument("--bus-gbps", type=float, default=Costs().bus_gbps, help="of the model")
+    parser.add_argument("--range-us", type=float, default=Costs().range_us, help="of the model")
     options = parser.parse_args()
     if options.device == MODEL:
-        rows, facts = run_model(Costs(options.bus_gbps), options.rounds, options.limit)
+        costs = Costs(options.bus_gbps, options.range_us)
+        rows, facts = run_model(costs, options.rounds, options.limit)
     else:
         rows, facts = run(options.device, options.groups, options.rounds, options.limit)
     print(table(COLUMNS, [line(row) for row in rows]))

@@ -1,7 +1,8 @@
 """Whether copies within a GPU have it to themselves, by how long their slices take.
 
-Pure. Owns the slices of such copies that are in flight, and one answer. Two processes on one GPU
-take turns, and a turn is many times as long as a slice: one that took hardly longer than memory
+Pure. Owns the slices of such copies that are in flight, and one answer, which means "hardly
+shared": of two that are in flight at once each is allowed the bytes of both. Two processes on one
+GPU take turns, and a turn is many times as long as a slice: one that took hardly longer than memory
 takes to move its bytes has waited for nobody. That is known 100 us after the first slice has gone,
 where the driver's library averages over some tenths of a second (device/cuda_busy.py). The answer
 is no unless it was seen, and it is asked for before every slice. It must never outlive what it was
@@ -16,7 +17,8 @@ from transfer.device.protocol import Ticket
 TRUSTED_US = 2_000
 """So long after the last slice its time says something."""
 LAUNCH_US = 30
-"""What a slice takes besides its bytes: the launch, and a turn of the mover's loop that sees it."""
+"""What a slice takes besides its bytes, from the return of its launch to the turn of the mover's
+loop that sees it done."""
 DOUBT_US_MIN = 5_000
 DOUBT_US_MAX = 500_000
 """So long nothing is concluded once it was wrong, and twice as long each further time: between two
@@ -60,9 +62,11 @@ class Alone:
         if piece is None:
             return
         in_time = self._in_time(piece, now_us)
-        if in_time and self._seen:
-            self._doubt_us = 0  # it was believed, and was so
-        elif self._seen:
+        # Whether it went while that was believed; what was forgotten by then was not wrong.
+        believed = self._seen and piece.since_us - self._seen_us <= TRUSTED_US
+        if in_time and believed:
+            self._doubt_us = 0
+        elif believed:
             self._doubt_us = min(max(DOUBT_US_MIN, 2 * self._doubt_us), DOUBT_US_MAX)
             self._doubted_until_us = now_us + self._doubt_us
         self._seen = in_time and now_us >= self._doubted_until_us

@@ -48,6 +48,9 @@ class EngineLimits(NamedTuple):
     """A copy of fewer small chunks goes as it lies: the way through a slab costs two messages."""
     later_slice_bytes: int = 0
     """Of a load that lands layer by layer, behind its first layers; at least `slice_bytes`."""
+    submit_beside: int = 0
+    """A thread makes the driver's calls of lists of so many ranges and more, while the loop
+    prepares the next one (0: the loop does)."""
     copies_max: int = 64 * KIB
     fence_deadline_us: int = FENCE_DEADLINE_MS * 1000
     device_deadline_us: int = DEVICE_DEADLINE_MS * 1000

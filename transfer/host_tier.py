@@ -14,6 +14,7 @@ import msgspec
 
 from directory.core.errors import ImportFailed, LayoutError
 from directory.core.limits import SEGMENTS_MAX, SLOTS_PER_SEGMENT_MAX
+from transfer.ipc.aligned import aligned_room
 from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
 
 SEGMENT_SHIFT = 16
@@ -91,7 +92,8 @@ class HostTierMemory:
         try:
             for segment in range(shape.segment_count):
                 name = f"treecored-host-{segment}"
-                tier.segments.append(tier._ipc.create(name, shape.bytes_of(segment)))
+                with aligned_room(shape.bytes_of(segment)):
+                    tier.segments.append(tier._ipc.create(name, shape.bytes_of(segment)))
         except ImportFailed:
             tier.close()
             raise
@@ -133,7 +135,9 @@ class HostTierMemory:
         try:
             for number, fd in enumerate(fds, first):
                 # The daemon's own: where they are files, no seal keeps them from being shrunk.
-                opened.append(self._ipc.import_fd(fd, self.shape.bytes_of(number), sealed=False))
+                nbytes = self.shape.bytes_of(number)
+                with aligned_room(nbytes):
+                    opened.append(self._ipc.import_fd(fd, nbytes, sealed=False))
         except ImportFailed:
             for mapping in opened:
                 self._ipc.close(mapping)

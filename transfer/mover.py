@@ -107,6 +107,9 @@ class Mover:
         self._idle_spin_us = (limits or backend.limits).idle_spin_us
         self._awake_us = 0  # until when it looks for the next copy before it sleeps
         self._beside = backend.beside
+        self._close = backend.close
+        if ranges_min := (limits or backend.limits).submit_beside:
+            backend.submit_beside(ranges_min)
 
     def run(self) -> None:
         """Serve until told to stop. Raises `ChannelClosed` when the daemon is gone."""
@@ -136,6 +139,7 @@ class Mover:
                 if damaged:
                     self._send(PagesDamaged(packed_slots(damaged), "scrub"))
         self._channel.wait_sent(1.0)
+        self._close()
 
     def _patience_ms(self) -> int | None:
         """How long to wait for a message before the next step; None: until there is one."""
@@ -161,6 +165,8 @@ class Mover:
         # takes twice as long, so at first there is none where a mover may spin at all.
         if not self._idle_spin_us or now - self._fences_since_us > FENCE_LOOK_US:
             time.sleep(FENCE_SPIN_SLEEP_S)
+        else:
+            os.sched_yield()  # the scheduler whose fence it is may want this very core
         return 0
 
     def _receive(self) -> None:

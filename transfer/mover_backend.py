@@ -24,13 +24,18 @@ def nothing() -> None:
     """Where there is nothing to be done beside the copies."""
 
 
+def nothing_beside(_ranges_min: int) -> None:
+    """Where there are no calls that take long."""
+
+
 class Backend(NamedTuple):
     """What a mover is made of for one kind of device.
 
     `memory`: imports by kind of handle, beside shared memory. `syncs`: how to read the timelines
     of a pool, by the kind that its scheduler chose, beside plain timelines. `computing`: whether
     the GPU has computed lately. `beside`: has what that has put off done by a thread; called when
-    slices have gone, for a copy is not to wait for it.
+    slices have gone, for a copy is not to wait for it. `submit_beside`: has lists of so many
+    ranges handed to the driver by a thread. `close`: ends that, within a bounded time.
     """
 
     device: Device
@@ -39,6 +44,8 @@ class Backend(NamedTuple):
     limits: EngineLimits = EngineLimits()
     computing: Callable[[], bool] = lambda: True
     beside: Callable[[], None] = nothing
+    submit_beside: Callable[[int], None] = nothing_beside
+    close: Callable[[], None] = nothing
 
 
 def now_us() -> int:
@@ -84,4 +91,6 @@ def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
         CUDA_LIMITS._replace(alone_bytes_per_us=alone_bytes_per_us(driver)),
         computing,
         beside.go,
+        device.submit_beside,
+        device.close,
     )

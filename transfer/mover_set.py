@@ -188,9 +188,12 @@ class MoverSet:
         self._watch_writing(number)
 
     def expect(self, pool: PoolId) -> None:
-        """A copy into the pool is likely to be asked for in a moment, of the mover of its GPU."""
+        """A copy into the pool is likely to be asked for in a moment, of the mover of its GPU: if
+        that has none now, it looks for it."""
         placed = self._pools.get(pool)
-        if placed is not None and placed.home is not None:
+        if placed is None or placed.home is None:
+            return
+        if placed.home not in self._copies.values():
             self._movers[placed.home].expect(pool)
             self._watch_writing(placed.home)
 

@@ -363,14 +363,14 @@ def by_slot(batch: PageBatch) -> Iterator[PageBatch]:
     each slice reaches fewer segments.
     """
     left = [batch]
-    while left:
-        (source, target, segment, pattern, starts, stops), *_ = left
+    while left and HOST in batch[:2]:
         here, left = _split(left[0], SORTED_MAX)
-        if target == HOST:
+        if here.target == HOST:
             stops, starts = in_order(here.target_pages, here.source_pages)
-        elif source == HOST:
+        else:
             starts, stops = in_order(here.source_pages, here.target_pages)
-        yield PageBatch(source, target, segment, pattern, starts, stops)
+        yield here._replace(source_pages=starts, target_pages=stops)
+    yield from left  # all of it where it goes between pools
 
 
 def _split(batch: PageBatch, count: int) -> tuple[PageBatch, list[PageBatch]]:

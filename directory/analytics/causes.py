@@ -4,11 +4,13 @@ Owns the sums by instance and a bounded memory of the paths that were published.
 is what `attribution` tells apart, so a report of the same records has the same sums. Two
 generations are remembered: the present one, and the one before it, until the present one is full.
 So a path that nobody used while `pages_max` other pages came may be forgotten, and is then new; one
-that was used since is not. It must never do more at once than a small piece.
+that was used since is not. It must never do more at once than a small piece: a long path is
+taken in piece by piece.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,6 +24,8 @@ PAGES_MAX: Final = 1 << 20
 NODES_MAX: Final = 1 << 15
 """Of one generation; a node takes some 250 bytes."""
 DROPPED_A_TIME: Final = 128
+PAGES_AT_ONCE: Final = 4_096
+"""Pages that are taken in at once."""
 INSTANCES_MAX: Final = 1_024
 OTHERS: Final = "(others)"
 
@@ -109,7 +113,7 @@ class _Generation:
 
 
 class Causes:
-    """Judges records in the order in which they are written. Mutated by `add` only."""
+    """Judges records in the order in which they are written. Mutated by `add` and `work` only."""
 
     def __init__(self, *, pages_max: int = PAGES_MAX, nodes_max: int = NODES_MAX) -> None:
         self.sums: dict[tuple[str, Cause], CauseSums] = {}
@@ -123,15 +127,28 @@ class Causes:
 
     def add(self, access: Access) -> None:
         """Judge a record against all before it, then remember what it left behind."""
+        for _ in self.work(access, access.path):
+            pass
+
+    def work(self, access: Access, path: Digests) -> Iterator[None]:
+        """The same in pieces, of a record whose digests are those of `path`, whatever it says
+        itself. No other record is to be judged before the last of them."""
         self._dropped.drop(DROPPED_A_TIME)
         if access.tokens <= 0:
             return
-        path, namespace = access.path, access.namespace
+        namespace = access.namespace
         self._tick += 1
         young = self._young
-        known = young.take(namespace, path, self._tick, extent_of(access, path))
+        end = extent = extent_of(access, path)
+        if extent > PAGES_AT_ONCE:
+            end = min(extent, young.look(namespace, path).here.pages + PAGES_AT_ONCE)
+        known = young.take(namespace, path, self._tick, end)
         if access.kind == "request":
             self._judge(access, path, known)
+        while end < extent:
+            yield
+            end = min(extent, end + PAGES_AT_ONCE)
+            young.take(namespace, path, self._tick, end)
         if young.pages > self._pages_max or young.nodes > self._nodes_max:
             self._dropped = self._old
             self._young, self._old = _Generation(), young

@@ -1,129 +1,36 @@
 """The access log's files: bounded, rotating, and readable after a crash.
 
-Owns the file format (docs/analytics.md describes it byte by byte) and the writer. It must never
+Owns the files (docs/analytics.md describes them byte by byte) and the writer. It must never
 raise into the daemon for what a disk does: records that cannot be written are counted, and the
 next file says how many are missing. It knows no socket, no clock and no thread: time comes with
 the frames, and whoever serves requests hands records to a `Recorder` (recorder.py), which works
 when nothing else is to be done.
 
-A file is a magic and then blocks. A block is a header (sync word, packed length, raw length,
-number of frames, CRC-32) and zlib-packed frames; it can be read on its own, so that a torn or
-damaged block costs only itself. Within a block a path is stored as the part that differs from an
-earlier one.
+A file is a magic and then blocks (block.py), each of which can be read on its own, so that a torn
+or damaged one costs only itself. What is long is stored and written piece by piece (`go_on`), so
+that whoever asks the daemon something waits for one piece at most.
 """
 
 from __future__ import annotations
 
 import os
-import struct
-import zlib
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from directory.analytics.record import (
-    DIGEST_BYTES,
-    Access,
-    Began,
-    Dropped,
-    Frame,
-    Named,
-    Room,
-)
+from directory.analytics.block import Block, Pathed
+from directory.analytics.record import Began, Dropped, Frame, Named, Room
 
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"treecored access log\n"
-SYNC: Final = b"\xf5TCB"
-HEADER: Final = struct.Struct("<4sIIII")
-FRAME_LENGTH: Final = struct.Struct("<I")
 
 BLOCK_BYTES: Final = 256 * 1024
-BLOCK_RAW_BYTES_MAX: Final = 64 * 1024 * 1024
-BLOCK_FRAMES_MAX: Final = 1 << 20
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 FILES_MAX: Final = 16
 STANDING_MAX: Final = 4_096
 """Rooms and names that each new file repeats; the ones that were said last."""
-COMPRESSION: Final = 1
-PACKED_AT_ONCE: Final = 2_048
-"""Bytes that are packed at once: some 40 microseconds."""
-PAGES_BITS: Final = 32
 SUFFIX: Final = ".tclog"
-
-
-class Stored(msgspec.Struct, array_like=True, frozen=True):
-    """A frame as it stands in a block. An access starts with the first `shared` digests of the
-    access that stands `back` accesses before it in the block (0: with none)."""
-
-    frame: Frame
-    back: int = 0
-    shared: int = 0
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-class Block:
-    """Frames on their way into one block, packed as they come: a whole block at once would be a
-    millisecond in which nobody is answered."""
-
-    def __init__(self) -> None:
-        self._raw = bytearray()
-        self._packer = zlib.compressobj(COMPRESSION)
-        self._packed = bytearray()
-        # Digest -> number of an access in this block << PAGES_BITS | how many of its pages end
-        # with it. (A dictionary of plain numbers is none of the garbage collector's business.)
-        self._ends: dict[int, int] = {}
-        self.raw_bytes = 0
-        """Bytes before packing."""
-        self.frames = 0
-        self.accesses = 0
-
-    def add(self, frame: Frame) -> None:
-        """Append a frame."""
-        stored = self._delta(frame) if isinstance(frame, Access) else Stored(frame)
-        body = _encoder.encode(stored)
-        self._raw += FRAME_LENGTH.pack(len(body))
-        self._raw += body
-        self.raw_bytes += FRAME_LENGTH.size + len(body)
-        self.frames += 1
-        if len(self._raw) >= PACKED_AT_ONCE:
-            self._pack()
-
-    def seal(self) -> bytes:
-        """The block as it goes to disk; nothing can be added to it any more."""
-        self._pack()
-        packed = bytes(self._packed + self._packer.flush())
-        fields = (len(packed), self.raw_bytes, self.frames)
-        crc = zlib.crc32(packed, zlib.crc32(struct.pack("<III", *fields)))
-        return HEADER.pack(SYNC, *fields, crc) + packed
-
-    def _pack(self) -> None:
-        self._packed += self._packer.compress(self._raw)
-        self._raw.clear()
-
-    def _delta(self, access: Access) -> Stored:
-        path, ends = access.path, self._ends
-        # Chained digests: what is known is a prefix, so its length is found by bisection.
-        low, high = 0, len(path)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if path[middle - 1] in ends:
-                low = middle
-            else:
-                high = middle - 1
-        number = self.accesses
-        first = number << PAGES_BITS | low + 1
-        ends.update(zip(path[low:], range(first, first + len(path) - low), strict=True))
-        self.accesses += 1
-        if not low:
-            return Stored(access)
-        end = ends[path[low - 1]]
-        base, shared = end >> PAGES_BITS, end & ((1 << PAGES_BITS) - 1)
-        rest = msgspec.structs.replace(access, digests=access.digests[low * DIGEST_BYTES :])
-        return Stored(rest, number - base, shared)
 
 
 class AccessLog:
@@ -152,6 +59,10 @@ class AccessLog:
         self._files_max = max(1, files_max)
         self._block_bytes = block_bytes
         self._block = Block()
+        self._going: Block | None = None
+        """A block that is being written, ..."""
+        self._flushing: Generator[None, None, None] | None = None
+        """... and how."""
         # What a file begun now has to repeat: as of the last block, not of the one that is filled.
         self._standing: dict[object, Room | Named] = {}
         self._said: list[Room | Named] = []
@@ -179,16 +90,37 @@ class AccessLog:
     @property
     def unwritten(self) -> int:
         """Frames that wait for their block to be full."""
-        return self._block.frames
+        return self._block.frames + (self._going.frames if self._going is not None else 0)
 
-    def add(self, frame: Frame, now_us: int) -> None:
+    @property
+    def busy(self) -> bool:
+        """Whether something is left for `go_on`."""
+        return self._flushing is not None or self._block.busy
+
+    def add(self, frame: Frame | Pathed, now_us: int) -> None:
         """Take a frame; writes a block when enough have come together. Never raises `OSError`."""
+        self.begin(frame, now_us)
+        self._finish(now_us)
+
+    def begin(self, frame: Frame | Pathed, now_us: int) -> None:
+        """The same, but what would take long is left to `go_on`."""
+        self._finish(now_us)
         self._now_us = now_us
         if isinstance(frame, Room | Named):
             self._said.append(frame)
-        self._block.add(frame)
-        if self._block.raw_bytes >= self._block_bytes:
-            self.flush(now_us)
+        self._block.begin(frame)
+        self._see_if_full(now_us)
+
+    def go_on(self, now_us: int) -> bool:
+        """Do a piece of what was begun; False where there was nothing to do."""
+        if self._flushing is not None:
+            self._flush_some()
+        elif self._block.busy:
+            self._block.go_on()
+            self._see_if_full(now_us)
+        else:
+            return False
+        return True
 
     def lose(self, records: int) -> None:
         """Note that records were dropped before they came here."""
@@ -197,16 +129,48 @@ class AccessLog:
 
     def flush(self, now_us: int) -> None:
         """Write what has been added: afterwards a crash of this process costs none of it."""
+        self._finish(now_us)
+        self._begin_flush(now_us)
+        self._finish(now_us)
+
+    def close(self, now_us: int) -> None:
+        """Write what is left and close the file."""
+        self.flush(now_us)
+        self._end()
+
+    def _finish(self, now_us: int) -> None:
+        while self.go_on(now_us):
+            pass
+
+    def _see_if_full(self, now_us: int) -> None:
+        if not self._block.busy and self._block.raw_bytes >= self._block_bytes:
+            self._begin_flush(now_us)
+
+    def _begin_flush(self, now_us: int) -> None:
+        """Write the first piece of what has been added; there is no other where it is not much."""
         self._now_us = now_us
         if self._missing:
             self._block.add(Dropped(at_us=now_us, records=self._missing))
-        if not self._block.frames:
-            return
-        block, self._block = self._block, Block()
+        if self._block.frames:
+            self._going, self._block = self._block, Block()
+            self._flushing = self._flush(self._going, self._missing)
+            self._flush_some()
+
+    def _flush_some(self) -> None:
+        if self._flushing is not None and next(self._flushing, self) is self:
+            self._going = self._flushing = None
+
+    def _flush(self, block: Block, missing: int) -> Generator[None, None, None]:
+        """Write a block, which says how many are `missing`, piece by piece."""
         try:
             if self._fd < 0 or self._file_bytes >= self._file_bytes_max:
                 self._begin()
-            self._write(block.seal())
+            written = False
+            for piece in block.sealed():
+                if written or not piece:
+                    yield
+                self._write(piece)
+                written = bool(piece)
         except OSError as error:
             # A half-written block would hide the ones after it from nobody but a strict reader;
             # a new file is simpler to reason about.
@@ -217,16 +181,11 @@ class AccessLog:
         else:
             self._file_blocks += 1
             self.frames_written += block.frames
-            self._missing = 0
+            self._missing -= missing  # others may have been lost meanwhile
             self._remove_old()
         for frame in self._said:
             self._stand(frame)
         self._said.clear()
-
-    def close(self, now_us: int) -> None:
-        """Write what is left and close the file."""
-        self.flush(now_us)
-        self._end()
 
     def _stand(self, frame: Room | Named) -> None:
         """Remember what a reader of the next file has to know, too."""
@@ -266,7 +225,7 @@ class AccessLog:
         self._write(MAGIC + head.seal())
         self.files_begun += 1
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
         while view:
             written = os.write(self._fd, view)
@@ -310,7 +269,3 @@ def log_files(folder: Path) -> list[Path]:
 def _number(path: Path) -> int:
     digits = path.name.removeprefix("access-").removesuffix(SUFFIX)
     return int(digits) if digits.isascii() and digits.isdigit() else 0
-
-
-assert HEADER.size == 20
-assert DIGEST_BYTES == 8

@@ -7,9 +7,12 @@ have 64 bits: among ten million pages two differ by 1 chance in 400,000 of being
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from directory.analytics.record import Digests
+
+EDGE_PAGES_MAX: Final = 4_096
+"""Pages of one node: to split one copies its pages, and is to stay a small piece of work."""
 
 
 class Stretch(NamedTuple):
@@ -98,7 +101,11 @@ class PathTree:
             pages = min(pages, extent - covered)
             if pages < len(node.edge):
                 self._split(node, pages)
-            if last is not None and last.children == 1:
+            if (
+                last is not None
+                and last.children == 1
+                and len(last.edge) + len(node.edge) <= EDGE_PAGES_MAX
+            ):
                 # Nothing else leaves here: one node does for both, and walks stay short.
                 del self._nodes[node.edge[0]]
                 last.edge.extend(node.edge)
@@ -110,11 +117,15 @@ class PathTree:
         if covered < extent:
             self.pages += extent - covered
             if last is not None and not last.children:
-                last.edge.extend(path[covered:extent])
-            else:
-                self._nodes[path[covered]] = PathNode(path[covered:extent], tick)
+                end = min(extent, covered + max(0, EDGE_PAGES_MAX - len(last.edge)))
+                last.edge.extend(path[covered:end])
+                covered = end
+            while covered < extent:
+                end = min(extent, covered + EDGE_PAGES_MAX)
+                node = self._nodes[path[covered]] = PathNode(path[covered:end], tick)
                 if last is not None:
                     last.children += 1
+                last, covered = node, end
 
     def _find(self, path: Digests) -> tuple[list[tuple[PathNode, int]], int, bool]:
         """The known nodes of a path with how many of their pages are on it."""

@@ -15,17 +15,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from directory.analytics.log import (
+from directory.analytics.block import (
     BLOCK_FRAMES_MAX,
     BLOCK_RAW_BYTES_MAX,
-    FORMAT_VERSION,
     FRAME_LENGTH,
     HEADER,
-    MAGIC,
     SYNC,
     Stored,
-    log_files,
 )
+from directory.analytics.log import FORMAT_VERSION, MAGIC, log_files
 from directory.analytics.record import DIGEST_BYTES, PAGES_MAX, Access, Began, Frame
 
 _decoder = msgspec.msgpack.Decoder(Stored)

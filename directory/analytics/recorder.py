@@ -15,22 +15,25 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from directory.analytics.block import Pathed
 from directory.analytics.log import AccessLog
 from directory.analytics.record import Digests, Frame, chain
 
 QUEUE_MAX: Final = 16_384
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 PIECE_PAGES: Final = 32
-"""Pages whose digests are made at once; a piece takes some 30 microseconds..."""
+"""Pages whose digests are made at once, or fewer where they are large,..."""
+BYTES_AT_ONCE: Final = 16 * 1024
+"""...for a piece has no more than that, unless a page has: it takes some 30 microseconds..."""
 PIECES_KNOWN_AT_ONCE: Final = 8
-"""...and as long as so many that were met before."""
+"""...and no longer than so many that were met before, of no more bytes together."""
 PIECES_KEPT_MAX: Final = 8_192
 
 ENDS_KEPT_MAX: Final = 65_536
 Ends: TypeAlias = OrderedDict[int, int]
 """The digest at the end of a path, by the number of its last part."""
 
-Work: TypeAlias = Generator["Frame | None", None, "Frame | None"]
+Work: TypeAlias = Generator["Frame | None", None, "Frame | Pathed | None"]
 """Makes frames; what it returns is its last one. None: a piece is done and more is to come."""
 
 
@@ -75,7 +78,7 @@ class Recorder:
         """Drop and count all that waits: there is no time left for it."""
         self._refused += len(self)
         self.refused += len(self)
-        self._queue.clear()
+        self._queue.clear()  # what the log has begun, it ends
         self._nbytes, self._work = 0, None
 
     def step(self, now_us: int) -> bool:
@@ -83,6 +86,8 @@ class Recorder:
         if self._refused:
             self._log.lose(self._refused)
             self._refused = 0
+        if self._log.go_on(now_us):
+            return True
         work = self._work
         if work is None:
             if not self._queue:
@@ -90,23 +95,28 @@ class Recorder:
             item, nbytes = self._queue.popleft()
             self._nbytes -= nbytes
             if isinstance(item, msgspec.Struct):
-                self._log.add(item, now_us)
+                self._log.begin(item, now_us)
                 return True
             work = self._work = item
-        frame: Frame | None
+        frame: Frame | Pathed | None
         try:
             frame = next(work)
         except StopIteration as done:
             self._work = None
             frame = done.value
         if frame is not None:
-            self._log.add(frame, now_us)
+            self._log.begin(frame, now_us)
         return True
 
     def drain(self, now_us: int) -> None:
         """Do all of it."""
         while self.step(now_us):
             pass
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return len(self) > 0 or self._log.busy
 
     @property
     def fill(self) -> float:
@@ -134,14 +144,16 @@ class Chains:
         digests: Digests = array("Q")
         view = memoryview(tokens)
         end = len(tokens) - len(tokens) % page_bytes
-        kept, known_at_once = self._kept, 0
-        for start in range(0, end, PIECE_PAGES * page_bytes):
-            piece = view[start : min(end, start + PIECE_PAGES * page_bytes)]
+        kept, known_at_once, known_bytes = self._kept, 0, 0
+        piece_bytes = min(PIECE_PAGES, max(1, BYTES_AT_ONCE // page_bytes)) * page_bytes
+        for start in range(0, end, piece_bytes):
+            piece = view[start : min(end, start + piece_bytes)]
             name = (previous, page_bytes, blake2b(piece, digest_size=16).digest())
             found = kept.get(name)
             if found is not None:
                 kept.move_to_end(name)
                 known_at_once += 1
+                known_bytes += len(piece)
             else:
                 found = kept[name] = chain(
                     bytes(piece), page_bytes, key=self._key, previous=previous
@@ -151,8 +163,8 @@ class Chains:
                 known_at_once = PIECES_KNOWN_AT_ONCE
             digests.extend(found)
             previous = found[-1]
-            if known_at_once >= PIECES_KNOWN_AT_ONCE:
-                known_at_once = 0
+            if known_at_once >= PIECES_KNOWN_AT_ONCE or known_bytes >= BYTES_AT_ONCE:
+                known_at_once = known_bytes = 0
                 yield
         return digests
 

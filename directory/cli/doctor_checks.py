@@ -113,6 +113,7 @@ def _memory(facts: Facts) -> Iterator[Line]:
             "huge pages",
             "note",
             f"of shared memory: {facts.huge_pages_shm}",
+            "Linux 6.1 and later makes them for a mover unless this is 'deny'; for an older one "
             "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled` may make pinning "
             "and copies of a large host tier faster",
         )

@@ -19,7 +19,7 @@ from directory.daemon.runtime import StartError
 
 FOLDER_NAME: Final = "access"
 BLOCK_BYTES: Final = 64 * 1024
-"""Packing a block is one piece of work that nobody interrupts: a millisecond or so."""
+"""What a frame fills beyond that is written in further pieces of work."""
 SIZE_IN_RUNTIME_DIR: Final = 64 * MIB
 SIZE_ELSEWHERE: Final = 1024 * MIB
 OFF, ON = "off", "on"

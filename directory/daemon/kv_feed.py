@@ -165,13 +165,13 @@ class KvFeed:
                 return False
             capture.begin()
             self._counters["kv_told_anew"] += 1
-        self._hand_on(capture, feed)
+        done = self._hand_on(capture, feed)
         if not capture.busy:
             self._handed_us, self._waiting_us = now, 0
         elif capture.walking:
             self._waiting_us = now  # a walk is long: it goes on while nobody asks, or now and then
         self._going_on = capture.busy and not capture.walking
-        return True
+        return done
 
     def close(self) -> None:
         """End the publisher. Repeatable."""
@@ -205,18 +205,19 @@ class KvFeed:
             due_us = max(due_us, self._handed_us + EVERY_US)
         return min(due_us, self._waiting_us + (WALK_US if capture.walking else WAIT_US_MAX))
 
-    def _hand_on(self, capture: Capture, feed: zmq.Socket[bytes]) -> None:
-        """Hand one message on, some 100 microseconds of work."""
+    def _hand_on(self, capture: Capture, feed: zmq.Socket[bytes]) -> bool:
+        """Hand one message on, some 100 microseconds of work; whether there was one and it went."""
         taken = capture.take() if capture.busy else []
         if not taken:
-            return
+            return False
         try:
             feed.send(encode(taken), zmq.NOBLOCK)
         except zmq.Again:
             capture.put_back(taken)
             self._not_before_us = now_us() + RETRY_US
-            return
+            return False
         self._counters["kv_records"] += len(taken)
+        return True
 
     def _bind(self) -> zmq.Socket[bytes]:
         feed = self._context.socket(zmq.PUSH)

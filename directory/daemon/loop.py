@@ -17,6 +17,7 @@ from time import monotonic_ns
 from typing import Final, Protocol
 
 from directory.core.limits import POOLS_MAX
+from directory.daemon.cores import cores
 from directory.daemon.turns import Piece, Rank, Turns
 
 Callback = Callable[[int], None]
@@ -66,7 +67,7 @@ class Loop:
         self._callbacks: dict[int, Callback] = {}
         self._hidden: HiddenSource | None = None
         self._hidden_fd = -1
-        self.cores: Final = len(os.sched_getaffinity(0))
+        self.cores: Final = cores()
         self._can_spin = self.cores > 1
         self._close = False  # what came last came close upon its forerunner
         self._shared = 0  # so often in a row whoever asked had to have this core first

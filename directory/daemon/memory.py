@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
+from directory.daemon.control_groups import CGROUPS, PROC, groups, read
+
 KIB = 1024
 RECLAIMED_FIRST: Final = ("inactive_file",)
 RECLAIMED_AT_ALL: Final = ("inactive_file", "active_file", "slab_reclaimable")
@@ -38,7 +38,7 @@ def obtainable_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 def _zfs_cache(proc: Path) -> int:
     """Bytes of ZFS's cache, which it gives back and the kernel does not count as available."""
-    for line in _read(proc / "spl/kstat/zfs/arcstats").splitlines():
+    for line in read(proc / "spl/kstat/zfs/arcstats").splitlines():
         name, *rest = line.split() or [""]
         if name == "size" and rest:
             return int(rest[-1])
@@ -46,7 +46,7 @@ def _zfs_cache(proc: Path) -> int:
 
 
 def _meminfo(proc: Path, name: str) -> int | None:
-    for line in _read(proc / "meminfo").splitlines():
+    for line in read(proc / "meminfo").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * KIB
     return None
@@ -55,40 +55,24 @@ def _meminfo(proc: Path, name: str) -> int | None:
 def _groups(proc: Path, cgroups: Path, reclaimed: Sequence[str]) -> list[int]:
     """What each control group that this process is in has left (both versions)."""
     left: list[int] = []
-    for line in _read(proc / "self" / "cgroup").splitlines():
-        _, controllers, name = line.split(":", 2)
-        if not controllers:
-            root, limit, usage = cgroups, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root = cgroups / "memory"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+    for group, unified in groups("memory", proc, cgroups):
+        if unified:
+            limit, usage = "memory.max", "memory.current"
         else:
-            continue
-        folder = root / name.lstrip("/")
-        # In a container the name may be the host's; the group then lies at the root we see.
-        for group in [folder, *folder.parents]:
-            amount = _left(group, limit, usage, reclaimed)
-            if amount is not None:
-                left.append(amount)
-            if group == root:
-                break
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        amount = _left(group, limit, usage, reclaimed)
+        if amount is not None:
+            left.append(amount)
     return left
 
 
 def _left(group: Path, limit_file: str, usage_file: str, reclaimed: Sequence[str]) -> int | None:
-    limit, usage = _read(group / limit_file).strip(), _read(group / usage_file).strip()
+    limit, usage = read(group / limit_file).strip(), read(group / usage_file).strip()
     if not limit.isdigit() or not usage.isdigit():
         return None
     reclaimable = 0
-    for line in _read(group / "memory.stat").splitlines():
+    for line in read(group / "memory.stat").splitlines():
         name, _, amount = line.partition(" ")
         if name in reclaimed:
             reclaimable += int(amount)
     return max(0, int(limit) - int(usage) + reclaimable)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -62,7 +62,10 @@ def log_damaged(reply: PagesDamaged) -> None:
 def may_look(device: str, options: Sequence[str], cores: int) -> bool:
     """Whether this process and movers of these devices may look for what is expected instead of
     sleeping: those of GPUs, where there are cores enough, and others where they are told to spin.
+    Movers that are told not to (0) look for nothing, whatever they are of.
     """
-    if any(option.startswith(SPINS) for option in options):
-        return True
+    told = [option.removeprefix(SPINS) for option in options if option.startswith(SPINS)]
+    if told:
+        # The last one counts, and what is no number stops the mover's start.
+        return told[-1].isdecimal() and int(told[-1]) > 0
     return device.startswith(GPU) and cores >= CORES_MIN

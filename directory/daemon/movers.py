@@ -90,9 +90,8 @@ class Movers:
         self._releasing: set[PoolId] = set()
         self._gate = Gate(counters)
         self.ends = Ends(loop, self._take)
-        self.expecting = Expecting(
-            loop, self._expect, heeds=may_look(device, self._options, loop.cores)
-        )
+        heeds = may_look(device, self._options, loop.cores)
+        self.expecting = Expecting(loop, self._expect, self._device_of, heeds=heeds)
         self._tier_answers = 0
         self._failures = 0
         self._served_once = False
@@ -233,9 +232,14 @@ class Movers:
             self._tell_mover(lambda mover: mover.submit(copy))
 
     def _expect(self, pool: PoolId) -> None:
-        """Let a mover that has nothing to do look for what is about to come."""
-        if self.state is MoverState.SERVING and not self._gate.busy:
+        """Let a mover that has nothing to do look for what is about to come (of several, the set
+        knows which have)."""
+        if self.state is MoverState.SERVING and ("," in self._device or not self._gate.busy):
             self._tell_mover(lambda mover: mover.expect(pool))
+
+    def _device_of(self, pool: PoolId) -> str:
+        told = self._pools.get(pool)
+        return told.handles[0].device if told is not None and told.handles else ""
 
     # The mover's side.
 

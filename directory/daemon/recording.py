@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from directory.analytics.block import Pathed
 from directory.analytics.causes import Causes
 from directory.analytics.hot import HotPrefixes
 from directory.analytics.log import AccessLog
@@ -203,7 +204,7 @@ class Recording:
         if allowed_us:
             give_up_us = self._clock() + allowed_us
             self._go_on(now_us, lambda: self._clock() >= give_up_us)
-            if late and self._recorder is not None and len(self._recorder):
+            if late and self._recorder is not None and self._recorder.busy:
                 self.ready_us = since_us  # what is left waits no less for it
 
     def _go_on(self, now_us: int, over: Callable[[], bool]) -> None:
@@ -215,7 +216,7 @@ class Recording:
             for _ in range(PIECES_A_TURN_MAX):
                 if not recorder.step(at_us) or over():
                     break
-            if not len(recorder) and now_us >= self._flush_us:
+            if not recorder.busy and now_us >= self._flush_us:
                 access_log.flush(at_us)
                 self._flush_us = now_us + FLUSH_US
         except Exception as error:
@@ -227,7 +228,7 @@ class Recording:
         self._worked_us = self._clock()
         self.pressed = recorder.fill >= PRESSED_FILL
         self.ready_us = self._flush_us if access_log.unwritten else None
-        if len(recorder):
+        if recorder.busy:
             self.ready_us = now_us
 
     def _offer(self, item: Frame | Work, now_us: int, nbytes: int = ITEM_BYTES) -> None:
@@ -298,7 +299,7 @@ class Recording:
             at_us=self.wall_us(since_us),
             tokens=ended.prompt_tokens,
             page_tokens=pool.page_size,
-            digests=digests.tobytes(),
+            digests=b"",
             instance=pool.instance,
             request=ended.request,
             attempt=ended.attempt,
@@ -316,8 +317,8 @@ class Recording:
             lookups=ended.lookups,
             output_tokens=ended.output_tokens,
         )
-        self.causes.add(access)
-        return access
+        yield from self.causes.work(access, digests)
+        return Pathed(access, digests)
 
     def _eviction(
         self, above: Generator[None, None, int], first: bytes, space: Space, gone: Gone

@@ -3,7 +3,8 @@
 import pytest
 
 from directory.analytics.attribution import Cause
-from directory.analytics.log import BLOCK_RAW_BYTES_MAX, FILE_BYTES_MAX, FILES_MAX, MAGIC, SYNC
+from directory.analytics.block import BLOCK_RAW_BYTES_MAX, SYNC
+from directory.analytics.log import FILE_BYTES_MAX, FILES_MAX, MAGIC
 from directory.analytics.record import Access, Began, Dropped, Eviction, Named, Room
 from tests.tidy.source import ROOT
 

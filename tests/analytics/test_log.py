@@ -10,14 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from directory.analytics.log import (
-    HEADER,
-    MAGIC,
-    SYNC,
-    AccessLog,
-    Block,
-    log_files,
-)
+from directory.analytics.block import HEADER, SYNC, Block
+from directory.analytics.log import MAGIC, AccessLog, log_files
 from directory.analytics.reader import LogError, LogReader
 from directory.analytics.record import Access, Began, Dropped, Frame, Room
 from tests.analytics.support import access, write_log

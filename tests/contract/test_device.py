@@ -9,6 +9,7 @@ from typing import Protocol
 import pytest
 
 from transfer.device.cpu import CpuDevice
+from transfer.device.cuda import CudaDevice
 from transfer.device.fake import FakeDevice
 from transfer.device.protocol import Completion, Device, MemoryBusy, UnknownMemory
 from transfer.ipc.memory import Mapping, SharedMapping, SharedMemoryIPC
@@ -91,10 +92,12 @@ def make_fake() -> tuple[Device, Callable[[], object], Callable[[str], Memory]]:
 
 
 def make_cuda(
-    gpu_memory: Sequence[str], *, batched: bool
+    gpu_memory: Sequence[str], *, batched: bool, beside: bool = False
 ) -> tuple[Device, Callable[[], object], Callable[[str], Memory]]:
     cuda = pytest.importorskip("tests.gpu.memory")
     device, make_memory = cuda.device_with_memory(SIZE, gpu_memory, batched=batched)
+    if beside:
+        device.submit_beside(1)
     return device, lambda: time.sleep(0), make_memory
 
 
@@ -104,6 +107,8 @@ CUDA_CASES = {
     "cuda-peer": partial(make_cuda, ("source", "target", "again"), batched=True),
     "cuda-backup-loop": partial(make_cuda, ("source", "again"), batched=False),
     "cuda-load-loop": partial(make_cuda, ("target",), batched=False),
+    "cuda-backup-beside": partial(make_cuda, ("source", "again"), batched=True, beside=True),
+    "cuda-load-beside": partial(make_cuda, ("target",), batched=True, beside=True),
 }
 
 
@@ -127,6 +132,8 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     made.finish()
     for key in (SOURCE, TARGET):
         device.detach(key)
+    if isinstance(device, CudaDevice):
+        device.close()
     made.source.close()
     made.target.close()
 

@@ -53,12 +53,18 @@ class Driver:
     """The daemon's part. `without`: the protection that is taken out, or nothing."""
 
     def __init__(
-        self, devices: Sequence[str], seed: int, without: str, *, staged: bool = False
+        self,
+        devices: Sequence[str],
+        seed: int,
+        without: str,
+        *,
+        staged: bool = False,
+        limits: Sequence[str] = (),
     ) -> None:
         self._rng = random.Random(seed)
         self._without = without
         program = "tests.gpu.mutant_mover" if without == "word-recheck" else "transfer.mover"
-        options = STAGED_LIMITS if staged else ()
+        options = [*(STAGED_LIMITS if staged else ()), *limits]
         self._mover = MoverHandle.spawn(devices[0], program=program, options=options)
         self._tier = HostTierMemory.create(TIER_BYTES, SEGMENT_BYTES)
         self._mover.open_tier(self._tier)
@@ -375,9 +381,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--without", choices=PROTECTIONS, default="")
     parser.add_argument("--staged", action="store_true")
+    parser.add_argument("--limit", action="append", default=[], help="of the mover: NAME=NUMBER")
     options = parser.parse_args(arguments)
     devices, staged = device_names(options.device), options.staged
-    driver = Driver(devices, options.seed, options.without, staged=staged)
+    limits = [word for limit in options.limit for word in ("--limit", limit)]
+    driver = Driver(devices, options.seed, options.without, staged=staged, limits=limits)
     try:
         driver.run(options.seconds)
     finally:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.bench_copy import GROUPS
 from benchmarks.copy_bus import SLAB, SLAB_BYTES, ordered_rows
 from benchmarks.copy_check import WrongBytes, check_copies
+from benchmarks.copy_loop import processor_rows
 from benchmarks.copy_model import COSTS, Costs, ModelBase, ModelDevice, ModelDriver
 from benchmarks.copy_model import NAME as MODEL
 from benchmarks.copy_pages import allocated, parts_of, scattered
@@ -85,6 +86,22 @@ def test_the_loop_around_a_made_up_bus_cannot_be_faster_than_that_bus() -> None:
             assert all(0.8 < ratio <= 1 for ratio in ratios), done.stdout
         else:
             assert all(ratio < 0.5 for ratio in ratios), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [0, 32])
+def test_what_a_thread_takes_over_is_counted_as_its_own(beside: int) -> None:
+    """128 scattered rows are a list; allocated ones are few and stay the loop's."""
+    calls_us = 128 * 4.0
+    rows = processor_rows(Costs(range_us=4.0), 1, [f"submit_beside={beside}"])
+    found = {row.name.replace(", page 1", ""): row.figure for row in rows}
+    assert len(found) == 8
+    for way in ("from_host", "to_host"):
+        own = found[f"{way}, scattered: the loop's processor, 16 MiB"]
+        thread = found[f"{way}, scattered: its thread's, 16 MiB"]
+        assert (thread if beside else own) > 0.5 * calls_us
+        assert beside or thread < 0.1 * calls_us
+        assert found[f"{way}, allocated: its thread's, 16 MiB"] < 0.1 * calls_us
 
 
 @pytest.mark.slow

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from directory.core.errors import TransferError
-from transfer.device.cuda_batch import best_copy
+from transfer.device.cuda_calls import Beside, Calls, Queued
 from transfer.device.cuda_host import CHUNK_BYTES, PinnedMemory, pin
 from transfer.device.cuda_kernel import page_kernel
-from transfer.device.cuda_tile import Corner, tile_copy
 from transfer.device.host_pages import HostPages, node_of_gpu
 from transfer.device.protocol import (
     Completion,
@@ -55,13 +54,11 @@ class Attached(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A submission that is not known to be done. `error`: why its bytes are lost already."""
+    """A submission that is not known to be done, be its calls made or not."""
 
     ticket: Ticket
-    event: Any
-    stream: Any
+    queued: Queued
     keys: set[MemoryKey]
-    error: str
 
 
 class CudaDevice:
@@ -89,20 +86,21 @@ class CudaDevice:
         self._spare_events: list[Any] = []
         self._last_ticket = 0
         # Only registered memory is asynchronous for the batched call, and safe to hand to it.
-        self._copy = best_copy(driver, batched=batched and pinned)
+        self._batched = batched and pinned
         lowest, highest = driver.call("cuCtxGetStreamPriorityRange")
         self._urgent = self._streams(streams_per_lane, int(highest))
         self._others = self._streams(streams_per_lane, int(lowest))
         # What goes between GPUs must not stand before a load from the host: its bus is free.
         self._peers = self._streams(streams_per_lane, int(lowest))
-        self._tile = tile_copy(driver) if batched and pinned else None
         self._kernel = page_kernel(driver) if batched else None
+        self._calls = Calls(driver, batched=self._batched, kernel=self._kernel)
+        self._beside: Beside | None = None
         self._computing = computing
         self._shapes = Shapes(
             self._memory,
             driver.uuid,
             rates,
-            can_tile=self._tile is not None,
+            can_tile=self._calls.can_tile,
             kernel_moves=self._kernel_moves,
         )
 
@@ -174,56 +172,51 @@ class CudaDevice:
     def _queue(self, work: Work, lane: deque[Any]) -> Ticket:
         stream = lane[0]
         lane.rotate(-1)
-        error = ""
-        try:
-            if self._kernel is not None:
-                for pages in work.kernels:
-                    self._kernel.copy(*pages, stream)
-            self._copy_rectangles(work, stream)
-            if work.sizes:
-                self._copy(work.targets, work.sources, work.sizes, stream)
-        except CudaError as failure:
-            # Some of it may have been queued. The event behind it tells when that is over; if
-            # even that cannot be queued, nobody can tell.
-            error = str(failure)
+        beside = self._beside if lane is not self._peers else None
         try:
             event = self._spare_events.pop() if self._spare_events else self._new_event()
-            self._driver.call("cuEventRecord", event, stream)
         except CudaError as failure:
-            raise DeviceLost(f"{self.name} is lost: {error or failure}") from failure
+            raise DeviceLost(f"{self.name} is lost: {failure}") from failure
+        queued = Queued(work, stream, event)
+        if beside is not None and beside.wants(work, stream):
+            beside.hand_over(queued)
+        else:
+            self._calls.make(queued)
         self._last_ticket += 1
-        submission = InFlight(self._last_ticket, event, stream, work.keys, error)
-        self._in_flight[self._last_ticket] = submission
+        self._in_flight[self._last_ticket] = InFlight(self._last_ticket, queued, work.keys)
         return self._last_ticket
-
-    def _copy_rectangles(self, work: Work, stream: Any) -> None:
-        tile = self._tile
-        if tile is None:
-            return  # and there are no rectangles
-        for direction, rectangles in work.rectangles:
-            from_host, to_host = direction == "from_host", direction == "to_host"
-            for source, source_pitch, target, target_pitch, width, rows in rectangles:
-                begin = Corner(source, source_pitch, from_host)
-                tile(begin, Corner(target, target_pitch, to_host), width, rows, stream)
 
     def poll(self) -> list[Completion]:
         """Ask the events. Raises `DeviceLost` when the context is broken."""
+        if self._beside is not None:
+            self._beside.check()
         done: list[Completion] = []
         waiting: list[Any] = []
-        for submission in list(self._in_flight.values()):
-            if submission.stream in waiting:
+        for ticket, queued, _ in list(self._in_flight.values()):
+            if queued.stream in waiting:
                 continue  # what stands before it on its stream is not done
             try:
-                reached = self._driver.ready(submission.event)
+                reached = queued.made and self._driver.ready(queued.event)
             except CudaError as error:
                 raise DeviceLost(f"{self.name} is lost: {error}") from error
             if reached:
-                del self._in_flight[submission.ticket]
-                self._spare_events.append(submission.event)
-                done.append(Completion(submission.ticket, submission.error))
+                del self._in_flight[ticket]
+                self._spare_events.append(queued.event)
+                done.append(Completion(ticket, queued.error))
             else:
-                waiting.append(submission.stream)
+                waiting.append(queued.stream)
         return done
+
+    def submit_beside(self, ranges_min: int) -> None:
+        """Have a thread make the calls of lists of so many ranges to and from the host."""
+        if self._beside is None:
+            calls = Calls(self._driver, batched=self._batched, kernel=None)
+            self._beside = Beside(self._driver, calls, ranges_min)
+
+    def close(self) -> None:
+        """End that thread, if there is one."""
+        if self._beside is not None:
+            self._beside.close()
 
     def _attach_host(self, mapping: SharedMapping) -> Attached:
         if not self._pinned:

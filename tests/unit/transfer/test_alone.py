@@ -70,6 +70,23 @@ def test_the_oftener_it_was_wrong_the_longer_it_is_doubted_and_being_right_ends_
     assert alone.holds(one_slice(alone, 1, at=wrong + DOUBT_US_MIN))
 
 
+def test_what_was_forgotten_was_not_wrong_and_raises_no_doubt() -> None:
+    alone = Alone(RATE)
+    over = one_slice(alone, 1)
+    over = one_slice(alone, DUE_US + 1, ticket=2, at=over + TRUSTED_US + 1)
+    assert alone.holds(one_slice(alone, 1, ticket=3, at=over))
+
+
+def test_one_in_time_that_was_not_believed_ends_no_doubt() -> None:
+    alone = Alone(RATE)
+    wrong = one_slice(alone, DUE_US + 1, at=one_slice(alone, 1))
+    over = one_slice(alone, 1, at=wrong + DOUBT_US_MIN)
+    over = one_slice(alone, 1, at=over + TRUSTED_US + 1)
+    wrong = one_slice(alone, DUE_US + 1, at=over)
+    assert not alone.holds(one_slice(alone, 1, at=wrong + DOUBT_US_MIN))
+    assert alone.holds(one_slice(alone, 1, at=wrong + 2 * DOUBT_US_MIN))
+
+
 def test_a_slow_slice_that_was_never_believed_raises_no_doubt() -> None:
     alone = Alone(RATE)
     over = one_slice(alone, DUE_US + 1)

@@ -3,6 +3,7 @@
 import gc
 import resource
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,6 +28,7 @@ from transfer.messages import (
     ImportPool,
     Ping,
     Rejected,
+    Shutdown,
     decode_reply,
     encode,
 )
@@ -145,6 +147,11 @@ def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits
     assert set(backend.memory) == {CUDA_IPC, CUDA_VMM}
     assert backend.computing(), "there is nobody here who could say otherwise"
     assert driver.named("cuMemcpyAsync"), "it was calibrated"
+    before = threading.active_count()
+    backend.submit_beside(1)
+    assert threading.active_count() == before + 1
+    backend.close()
+    assert threading.active_count() == before
     with pytest.raises(ImportFailed, match="no peers"):
         backend.memory[CUDA_IPC].import_memory(MemoryHandle(CUDA_IPC, 1, "GPU-other"), ())
 
@@ -237,5 +244,22 @@ def test_what_was_put_off_is_begun_once_slices_have_gone() -> None:
         made.run()
     assert gone == [1], "not before the slice"
     owned.close()
+    for channel in (ours, theirs):
+        channel.close()
+
+
+@pytest.mark.parametrize("wanted", [0, 7])
+def test_lists_go_beside_where_that_is_asked_for_and_the_end_is_told(wanted: int) -> None:
+    said: list[str] = []
+    ours, theirs = FdChannel.pair()
+    backend = Backend(
+        FakeDevice(), {}, {}, submit_beside=lambda n: said.append(f"beside {n}"),
+        close=lambda: said.append("close"),
+    )  # fmt: skip
+    made = mover.Mover(theirs, backend, EngineLimits(submit_beside=wanted))
+    ours.send(encode(Shutdown()))
+    with as_before():
+        made.run()
+    assert said == ["beside 7", "close"][not wanted :]
     for channel in (ours, theirs):
         channel.close()

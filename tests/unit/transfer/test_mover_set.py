@@ -36,6 +36,7 @@ class Pretended:
         self.copies: list[SubmitCopy] = []
         self.released: list[int] = []
         self.imported: list[tuple[int, int, bool]] = []
+        self.expected: list[int] = []
         self.pings = 0
         self.killed = self.gone = self.closed = self.refuses = False
         self.gives_back = True
@@ -66,6 +67,9 @@ class Pretended:
 
     def submit(self, copy: SubmitCopy) -> None:
         self.copies.append(copy)
+
+    def expect(self, pool: int) -> None:
+        self.expected.append(pool)
 
     def ping(self, token: int) -> None:
         self.pings += 1
@@ -155,6 +159,21 @@ def test_every_copy_to_and_from_the_host_goes_by_its_pools_own_gpu(scene: Scene)
     for gpu in range(GPUS):
         assert scene.carried_by(backup(gpu, gpu + 1)) == gpu
         assert scene.carried_by(load(100 + gpu, gpu + 1)) == gpu
+
+
+def test_what_is_expected_is_said_to_the_pools_own_gpu_unless_that_has_copies(
+    scene: Scene,
+) -> None:
+    for gpu in range(GPUS):
+        scene.offer(gpu + 1, gpu)
+    scene.set.submit(backup(7, 1))
+    for pool in (1, 2, 3, GPUS + 1):
+        scene.set.expect(pool)
+    assert [mover.expected for mover in scene.movers[:3]] == [[], [2], [3]]
+    scene.movers[0].say(CopyDone(7, "ok"))
+    scene.set.receive()
+    scene.set.expect(1)
+    assert scene.movers[0].expected == [1]
 
 
 def test_peers_are_copied_by_the_targets_gpu_and_others_are_void_at_once(scene: Scene) -> None:

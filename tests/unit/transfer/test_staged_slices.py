@@ -52,11 +52,16 @@ def pairs(batch: PageBatch) -> list[tuple[int, int]]:
     return list(zip(slots, pages, strict=True))
 
 
-def test_pages_between_pools_stay_in_their_order() -> None:
+@pytest.mark.parametrize("at_once", [2, 3, 10_000])
+@pytest.mark.parametrize("a_part", [3, 200])
+def test_pages_between_pools_stay_in_their_order_and_go_once(at_once: int, a_part: int) -> None:
     pattern = Pattern([Chunk(0, 0, 64, 0, 0, 64, 64)])
-    batch = PageBatch(1, 2, None, pattern, [5, 3, 9, 1], [7, 6, 2, 4])
-    moved = [(b.source_pages, b.target_pages) for s in staged_slices([batch], 10_000) for b in s]
-    assert moved == [([5, 3, 9, 1], [7, 6, 2, 4])]
+    batch = PageBatch(1, 2, None, pattern, [5, 3, 9, 1, 8], [7, 6, 2, 4, 0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transfer.staging.SORTED_MAX", at_once)
+        slices = list(staged_slices([batch], a_part * 64))
+    moved = [pair for s in slices for b in s for pair in pairs(b)]
+    assert moved == [(7, 5), (6, 3), (2, 9), (4, 1), (0, 8)]
 
 
 @pytest.mark.parametrize(

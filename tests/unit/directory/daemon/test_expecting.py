@@ -4,12 +4,28 @@ from collections.abc import Iterator
 
 import pytest
 
-from directory.core.actions import Done, Matched, SubmitCopy, Totals
+from directory.core.actions import CopyPart, Done, Matched, SubmitCopy, Totals
+from directory.core.ids import HOST
 from directory.daemon import expecting as module
-from directory.daemon.expecting import AGAIN_NS, END_NS, RESTORE_NS, UNMET_MAX, Expecting
+from directory.daemon.expecting import (
+    AGAIN_NS,
+    DEVICES_MAX,
+    END_NS,
+    RESTORE_NS,
+    UNMET_MAX,
+    Expecting,
+)
 from directory.daemon.loop import Loop
 from directory.daemon.mover_words import CORES_MIN, may_look
-from tests.unit.directory.daemon.mover_rig import Rig, copy, pretended_movers
+from directory.daemon.registration import Registration
+from tests.unit.directory.daemon.mover_rig import (
+    LAYOUT,
+    REGISTRATION,
+    Rig,
+    copy,
+    pretended_movers,
+)
+from transfer.ipc.memory import MEMFD, MemoryHandle
 from transfer.messages import Ready
 
 POOL = 7
@@ -25,12 +41,15 @@ class Scene:
         monkeypatch.setattr(module, "monotonic_ns", lambda: self.now)
         self.loop = Loop()
         monkeypatch.setattr(self.loop, "look_out", self.until.append)
-        self.expecting = Expecting(self.loop, self.told.append, heeds=heeds)
+        # Tens are of one device.
+        self.expecting = Expecting(
+            self.loop, self.told.append, lambda pool: pool // 10, heeds=heeds
+        )
 
-    def matched(self, restorable: int) -> None:
+    def matched(self, restorable: int, pool: int = POOL) -> None:
         """A match was answered, and the turn is over."""
         body = Matched(0, b"", restorable, restorable, 0, 1, 1, Totals())
-        self.expecting.answered(POOL, body)
+        self.expecting.answered(pool, body)
         self.loop.turn(0)
         self.now += AGAIN_NS
 
@@ -43,9 +62,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made.loop.close()
 
 
-def moved(kind: str) -> SubmitCopy:
+def moved(kind: str, target: int = POOL) -> SubmitCopy:
     """A copy of a kind."""
-    return SubmitCopy(1, kind, (), (), ())  # type: ignore[arg-type]
+    parts = (CopyPart(HOST, b"", target, b""),)
+    return SubmitCopy(1, kind, parts, (), ())  # type: ignore[arg-type]
 
 
 def test_who_is_told_of_pages_beyond_its_pool_is_expected_to_ask_for_them(scene: Scene) -> None:
@@ -90,12 +110,40 @@ def test_where_restores_do_not_follow_none_is_expected_until_one_comes(scene: Sc
     for _ in range(3 * UNMET_MAX):
         scene.matched(3)
     assert len(scene.told) == UNMET_MAX
-    scene.expecting.submitted(moved("backup"))
+    scene.expecting.submitted(moved("backup", HOST))
     scene.matched(3)
     assert len(scene.told) == UNMET_MAX, "a backup is nobody's restore"
     scene.expecting.submitted(moved("load_back"))
     scene.matched(3)
     assert len(scene.told) == UNMET_MAX + 1
+
+
+def test_devices_are_told_each_for_itself(scene: Scene) -> None:
+    for pool in (POOL, POOL + 10, POOL + 1):
+        scene.expecting.answered(pool, Matched(0, b"", 3, 3, 0, 1, 1, Totals()))
+    scene.loop.turn(0)
+    assert sorted(scene.told) == [POOL, POOL + 10], "once each"
+
+
+def test_where_no_restore_follows_nothing_is_expected_of_that_device_alone(scene: Scene) -> None:
+    scene.now += AGAIN_NS
+    for _ in range(2 * UNMET_MAX):
+        scene.matched(3)
+    assert scene.told == [POOL] * UNMET_MAX
+    scene.expecting.submitted(moved("load_back", POOL + 10))
+    scene.matched(3)
+    assert len(scene.told) == UNMET_MAX, "a restore of another device is not its own"
+    scene.matched(3, POOL + 10)
+    assert scene.told[UNMET_MAX:] == [POOL + 10]
+    scene.expecting.submitted(moved("peer_copy", POOL + 2))
+    scene.matched(3)
+    assert scene.told[UNMET_MAX + 1 :] == [POOL]
+
+
+def test_however_many_devices_are_named_few_are_told_apart(scene: Scene) -> None:
+    for number in range(3 * DEVICES_MAX):
+        scene.matched(3, 10 * number)
+    assert len(scene.expecting._devices) == DEVICES_MAX
 
 
 @pytest.mark.parametrize(("kind", "looks"), [("peer_copy", True), ("load_back", False)])
@@ -114,6 +162,17 @@ def test_for_gpus_it_is_looked_where_there_are_cores_and_else_where_movers_are_t
     assert not may_look("cuda:GPU-1", (), CORES_MIN - 1)
     assert may_look("cpu", ("--limit", "idle_spin_us=500"), 2)
     assert not may_look("cpu", ("--limit", "slice_bytes=500"), 64)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:GPU-1"])
+@pytest.mark.parametrize(
+    ("said", "looks"), [(["0"], False), (["500", "0"], False), (["0", "7"], True), (["x"], False)]
+)
+def test_movers_that_are_told_not_to_spin_look_for_nothing(
+    device: str, said: list[str], looks: bool
+) -> None:
+    options = [word for number in said for word in ("--limit", f"idle_spin_us={number}")]
+    assert may_look(device, options, 64) is looks
 
 
 @pytest.fixture
@@ -135,3 +194,23 @@ def test_a_mover_that_has_copies_or_does_not_serve_is_told_nothing(rig: Rig) -> 
     rig.movers.submit(copy(1))
     rig.movers._expect(POOL)
     assert rig.mover.told == [("expect", POOL), ("copy", 1)]
+
+
+def test_what_is_expected_is_told_apart_by_the_devices_that_pools_lie_on(rig: Rig) -> None:
+    for pool, device in ((1, "GPU-1"), (2, "GPU-1"), (3, "GPU-2")):
+        handles = (MemoryHandle(MEMFD, 1, device),)
+        rig.movers.import_pool(pool, Registration(REGISTRATION.message, LAYOUT, handles, ()))
+    assert [rig.movers._device_of(pool) for pool in (1, 2, 3, 4)] == ["GPU-1", "GPU-1", "GPU-2", ""]
+    assert rig.movers.expecting._device_of == rig.movers._device_of
+
+
+def test_of_several_movers_each_is_told_for_itself(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.start_serving()
+    rig.movers.submit(copy(1))
+    rig.movers._expect(POOL)
+    assert ("expect", POOL) not in rig.mover.told
+    monkeypatch.setattr(rig.movers, "_device", "cuda:GPU-1,cuda:GPU-2")
+    rig.movers._expect(POOL)
+    assert ("expect", POOL) in rig.mover.told, "which has copies is for the set to know"

@@ -11,7 +11,15 @@ from tests.unit.transfer.device.fake_driver import FakeDriver
 from transfer.device import cuda_calibrate
 from transfer.device.cuda import CudaDevice
 from transfer.device.cuda_calibrate import SCRATCH_BYTES, calibrate, scattered
-from transfer.device.cuda_kernel import PageKernel, moves, page_kernel, ptx, unroll_of
+from transfer.device.cuda_kernel import (
+    CHUNKS_MAX,
+    ENTRIES_KEPT_MAX,
+    PageKernel,
+    moves,
+    page_kernel,
+    ptx,
+    unroll_of,
+)
 from transfer.device.cuda_tile import Corner, fill, tile_copy
 from transfer.device.protocol import PageDevice, UnknownMemory
 from transfer.ipc.cuda_memory import CudaMapping, Physical
@@ -22,6 +30,7 @@ from transfer.tiles import ASSUMED
 
 OWN, FAR, HOST = 1, 2, -1
 KIB = 1024
+RANGES_MIN = 32
 SIZE = 64 * KIB
 
 
@@ -130,6 +139,26 @@ def test_copies_between_gpu_memories_have_streams_of_their_own() -> None:
     assert kernels != copies
 
 
+def test_only_what_goes_to_and_from_the_host_is_handed_to_the_thread() -> None:
+    """Kernels have a table a stream: calls of one stream are one thread's."""
+    scene = Scene(computing=True)
+    scene.device.submit_beside(RANGES_MIN)
+    beside = scene.device._beside
+    assert beside is not None
+    pages = list(range(0, 2 * RANGES_MIN, 2))
+    scene.device.submit_pages(
+        [batch(OWN, FAR, 256)._replace(source_pages=pages, target_pages=pages)]
+    )
+    assert len(scene.driver.named("cuMemcpyAsync")) == 2 * RANGES_MIN
+    assert not beside._last
+    scene.device.submit_pages(
+        [batch(OWN, HOST, 256)._replace(source_pages=pages, target_pages=pages)]
+    )
+    assert len(beside._last) == 1
+    scene.device.close()
+    assert len(scene.driver.named("cuMemcpyAsync")) == 4 * RANGES_MIN
+
+
 def test_a_page_beyond_its_memory_reaches_no_driver_and_holds_no_memory() -> None:
     scene = Scene()
     beyond = batch(OWN, OWN)._replace(source_pages=[0, 1, 32])
@@ -161,6 +190,26 @@ def test_many_pages_take_several_launches_none_with_more_than_its_table_holds() 
     assert sum(launch[9][0][2] for launch in launches) == count
     assert all(len(table) <= 64 * KIB for table in driver.tables)
     assert len(launches) == 3
+
+
+def test_a_list_of_chunks_that_is_dropped_leaves_its_table_to_no_other() -> None:
+    """Lists are known by their id, and a new one often has the id of one that is gone."""
+    driver = SeeingDriver()
+    kernel = PageKernel(driver)
+    for number in range(3 * ENTRIES_KEPT_MAX):
+        count = CHUNKS_MAX + 3 if number % 16 == 0 else 1 + number % 3
+        chunks = [
+            Chunk(0, (number << 16) + (n << 5), 512, 0, 1 << 30, 512, 512) for n in range(count)
+        ]
+        del driver.tables[:]
+        kernel.copy(chunks, [0], [0], 5)
+        sources = [
+            word
+            for at, table in zip(range(0, count, CHUNKS_MAX), driver.tables, strict=True)
+            for word in array("Q", table)[: 4 * min(CHUNKS_MAX, count - at) : 4]
+        ]
+        assert sources == [chunk.source_offset for chunk in chunks]
+        del chunks
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,14 @@ def scenes(draw: st.DrawFn) -> Scene:
         ends = (chosen, numbers) if places[0] == HOST else (numbers, chosen)
         return Scene(memories, PageBatch(*places, None, Pattern(chunks), *ends))
     count = draw(st.integers(1, pages))
-    starts = draw(st.permutations(range(pages)))[:count]
-    stops = draw(st.permutations(range(pages)))[:count]
+    starts: Sequence[int] = draw(st.permutations(range(pages)))[:count]
+    stops: Sequence[int] = draw(st.permutations(range(pages)))[:count]
     if draw(st.booleans()):
         starts, stops = sorted(starts), sorted(stops)
+    if draw(st.booleans()):  # rows of a slab
+        first = draw(st.integers(0, pages - count))
+        rows = range(first, first + count)
+        starts, stops = (starts, rows) if draw(st.booleans()) else (rows, stops)
     return Scene(memories, PageBatch(*places, 3, Pattern(chunks), starts, stops))
 
 
@@ -238,6 +242,27 @@ def as_an_engine_has_it(layers: int, page_size: int) -> list[Chunk]:
     pool = [(0, (n % 2 * layers + n // 2) * 4096, chunk) for n in range(2 * layers)]
     slot = [(0, n * chunk, 2 * layers * chunk) for n in range(2 * layers)]
     return [Chunk(*a, *b, chunk) for a, b in zip(pool, slot, strict=True)]
+
+
+@pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.parametrize("first", [0, 3])
+def test_rows_of_a_slab_behind_its_beginning_are_where_the_plan_says(
+    first: int, rows_first: bool
+) -> None:
+    """A part of the slab begins anywhere: one chunk a page at an offset, rows one after another."""
+    count, row, offset = 5, 64, 128
+    rows, slots = range(first, first + count), [9, 2, 7, 0, 4]
+    memories: dict[MemoryKey, Memory] = {(1, 0): Memory(1 << 16, 1 << 16, 0, "GPU-own")}
+    memories[HOST, 0] = Memory(1 << 10, 1 << 12, 0, "")
+    slab, slot = (0, offset, row), (0, 0, row)
+    chunk = Chunk(*slab, *slot, row) if rows_first else Chunk(*slot, *slab, row)
+    ends = (1, HOST, 0) if rows_first else (HOST, 1, 0)
+    pages = (rows, slots) if rows_first else (slots, rows)
+    scene = Scene(memories, PageBatch(*ends, Pattern([chunk]), *pages))
+    shapes = Shapes(memories.__getitem__, "GPU-own", rates("batch"), can_tile=True)
+    work = Work()
+    shapes.add(scene.batch, work)
+    assert sorted(moves(work)) == sorted(planned(scene))
 
 
 @pytest.mark.parametrize("turned", [False, True])
