@@ -179,6 +179,14 @@ class Mirror:
         )
         return Change(outcome, report)
 
+    def again(self, request: str, attempt: int, key: NamespaceKey, tokens: bytes) -> Insert | None:
+        """Mark a path used of which the pool holds every page (whole pages of `tokens`), and return
+        the report that says so; None where it does not. Nothing is new, so no word is opened."""
+        hit = self.match(key, tokens)
+        if hit.node is None or hit.page_count * hit.node.space.page_key != len(tokens):
+            return None
+        return Insert(request, attempt, key, tokens, hit.pages, 0, 0, (0, 0), fresh_pages=0)
+
     def evict(self, pages: int) -> GivenUpPages:
         """Give up at most `pages` pages, coldest first; the words have moved on already.
 

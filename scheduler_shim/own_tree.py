@@ -11,7 +11,7 @@ from array import array
 from typing import NamedTuple, Protocol
 
 from directory.core.actions import AnyReply, Totals
-from directory.core.events import Match, Mode, Unlock
+from directory.core.events import Insert, Match, Mode, Unlock
 from directory.core.ids import NO_LEASE, NodeId
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
@@ -94,6 +94,12 @@ class OwnTree(Protocol):
 
         None: nothing was published, the pages are the request's own as before.
         """
+        ...
+
+    def use_again(self, request: Request, tokens: bytes) -> bool:
+        """Whether the pool holds every page of a path (whole pages) that a request has computed:
+        it is marked used then, and told of, and nothing of the row needs to be published. False
+        too where only the daemon knows."""
         ...
 
     def evict(self, pages: int) -> bytes:
@@ -189,11 +195,24 @@ class MirroredTree:
         )
         if keep and outcome.end.parent is not None:
             self._protect(request, outcome.end)
-        if self.client is not None and pages:
+        if pages:
+            self._tell(report)
+        return Published(outcome.canonical, outcome.duplicates)
+
+    def use_again(self, request: Request, tokens: bytes) -> bool:
+        """A look-up says it; its report is that of an insert without anything new."""
+        if not request.fits(len(tokens) // request.page_key):
+            return False
+        report = self.mirror.again(request.name, request.attempt, request.key, tokens)
+        if report is not None:
+            self._tell(report)
+        return report is not None
+
+    def _tell(self, report: Insert) -> None:
+        if self.client is not None:
             self.client.report(report, hold=self.gathers)
         elif self.returning is not None:
             self.returning.on_insert(report)
-        return Published(outcome.canonical, outcome.duplicates)
 
     def evict(self, pages: int) -> bytes:
         """All or nothing: without enough unprotected pages nothing is given up for nothing."""

@@ -97,6 +97,10 @@ class ThinTree:
         """Told, not asked."""
         self._use(TokenPath(key, tokens))
 
+    def use_again(self, request: Request, tokens: bytes) -> bool:  # noqa: ARG002 - see below
+        """The daemon alone knows, and an insert asks it that."""
+        return False
+
     def hold(self, request: Request, found: Found) -> bool:
         """Ask for a lease of the node. What was given up meanwhile is looked at first.
 

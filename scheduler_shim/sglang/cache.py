@@ -166,7 +166,7 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
         if not handle.pages:
             return self._no_slots
         if handle.slots is None:
-            handle.slots = self.names.slots(handle.found.pages)
+            handle.slots = self.names.path_slots(handle.found.pages)
         return handle.slots
 
     # Locks.
@@ -261,11 +261,26 @@ class TreecoredCache(BasePrefixCache):  # type: ignore[misc]  # SGLang has no ty
         if len(path.tokens) == len(anchor.tokens):
             self._touch(anchor)
             return anchor.pages * self.page_size
+        if self.adds_nothing(anchor, path):
+            return anchor.pages * self.page_size
         request = self._row_of(anchor, path)
         published = self._publish(request, path, row, keep=False)
         if request is not anchor.request:
             self._forget(request)
         return (published.accepted_pages if published else anchor.pages) * self.page_size
+
+    def adds_nothing(self, anchor: Handle | None, path: Path) -> bool:
+        """Whether the tree has every page of a finished request's path, beyond what it has locked,
+        too. Its own pages, which never had names, are SGLang's to free then."""
+        request = anchor.request if anchor is not None else None
+        if anchor is None or request is None or len(path.tokens) <= len(anchor.tokens):
+            return False
+        same = request.key == path.key and path.tokens.startswith(anchor.tokens)
+        if not (same and self.shim.in_force(request)):
+            return False
+        there = self.shim.tree.use_again(request, path.tokens)
+        self.shim.look_for_loss()
+        return there
 
     def _row_of(self, anchor: Handle, path: Path) -> Request:
         """The request that goes on to the longer path: the anchor's, unless it protects others."""

@@ -49,7 +49,10 @@ class NewCache(LoadingCache):
             return
         if self.loads.ready(req.rid, last=ended):
             tokens = req.full_untruncated_fill_ids
-            self._advance(req, tokens, min(up_to, len(tokens)))
+            count = min(up_to, len(tokens))
+            anchor = req.lock.node if ended and req.lock is not None else None
+            if not self.adds_nothing(anchor, self.keys.of_prefix(req, tokens, count)):
+                self._advance(req, tokens, count)
 
     def _advance(self, req: Any, tokens: Any, count: int) -> None:
         """Publish the first `count` tokens of a request's row."""

@@ -13,7 +13,7 @@ name that was given up is voided by its span's word, which moved on before.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ import torch
 from directory.core.errors import InternalError
 from scheduler_shim.sglang.name_tables import make_tables
 
+KEPT_MAX: Final = 16
+"""So many paths' slots are kept: 8 bytes a token on the device."""
 NAME_BITS = 31
 """Names travel as u32, and torch counts in i32: fewer than 2**31 pages keep both the same."""
 
@@ -44,7 +46,10 @@ class PageNames:
         self.device = torch.device(device)
         # Names that are free; the last one is the next. Low names come first.
         self._free = array("I", range(page_count - 1, -1, -1))
-        self._uses = np.zeros(page_count, dtype=np.int32)  # not 0: in use
+        # 0: free; else the naming, counted from 1, that a name in use is from.
+        self._uses = np.zeros(page_count, dtype=np.int64)
+        self._namings = 0
+        self._kept: dict[bytes, tuple[int, torch.Tensor]] = {}  # and the last naming before
         shared: torch.Tensor | None = None
         if shared_table is not None:
             shared = shared_table.view(torch.int32)
@@ -81,7 +86,8 @@ class PageNames:
         where = _index(names)
         self._tables.write(where, slots)
         del self._free[cut:]
-        self._uses[where] = 1
+        self._namings += 1
+        self._uses[where] = self._namings
         return names
 
     def slots(self, names: bytes | array[int]) -> torch.Tensor:
@@ -91,6 +97,17 @@ class PageNames:
         if slots is not None and names == expected:
             return slots
         return self._tables.slots(_index(names))
+
+    def path_slots(self, names: bytes) -> torch.Tensor:
+        """As `slots`, for a path that is asked for again and again: on a device each answer is a
+        copy and two kernels. It is right for as long as none of the names was given anew."""
+        kept = self._kept.pop(names, None)
+        if kept is None or int(self._uses[_index(names)].max(initial=0)) > kept[0]:
+            kept = self._namings, self.slots(names)
+            if len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+        self._kept[names] = kept
+        return kept[1]
 
     def expect(self, names: bytes) -> None:
         """Have the slots of these names ready, for as long as no name is given up: a name that is
@@ -120,9 +137,11 @@ class PageNames:
             raise InternalError("a name is given up twice, or is not in use")
         if count > 1:
             # Each is written its place in the list: of a name that stands there twice the last one.
-            order = np.arange(1, count + 1, dtype=np.int32)
+            order = np.arange(1, count + 1)
+            before = self._uses[where]
             self._uses[where] = order
             if not np.array_equal(self._uses[where], order):
+                self._uses[where] = before
                 raise InternalError("a name is given up twice")
         self._uses[where] = 0
         self._expected = (b"", None)

@@ -95,6 +95,40 @@ def test_a_duplicate_within_a_longer_path_goes_alone(engine: Engine) -> None:
     assert engine.accounts() == (engine.pools.size - held, held, 0)
 
 
+def test_an_end_that_brings_nothing_new_names_nothing_and_leaves_the_tree_as_it_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same prompt once more: its last page is computed again, and is the tree's already."""
+    serve(engine, Req("a", prompt(engine, 4)), output=0)
+    before = engine.accounts()
+    again = Req("b", prompt(engine, 4))
+    assert engine.match(again) == whole(engine, again) - engine.page
+    assert engine.admit(again)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cache.names, "name", _never)
+        patch.setattr(engine.cache.shim.pool, "advance", _never)
+        engine.end(again)
+    assert engine.accounts() == before
+    last = Req("c", prompt(engine, 5))
+    assert engine.match(last) == 4 * engine.page, "and its pages hold what they must"
+
+
+def test_an_end_that_brings_a_page_more_is_stored_though_the_tree_has_the_rest(
+    engine: Engine,
+) -> None:
+    serve(engine, Req("a", prompt(engine, 4)), output=0)
+    longer = Req("b", prompt(engine, 5))
+    assert engine.match(longer) == 4 * engine.page
+    assert engine.admit(longer)
+    engine.end(longer)
+    stored = 5 * engine.page
+    assert engine.accounts() == (engine.pools.size - stored, stored, 0)
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("nothing is to be named, and nothing to be waited for")
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_an_aborted_request_leaves_what_it_had_stored_and_nothing_else_f15(
     engine: Engine, stored: bool

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed in this environment"
 import torch
 
 from directory.core.errors import InternalError
-from scheduler_shim.sglang.names import PageNames
+from scheduler_shim.sglang.names import KEPT_MAX, PageNames
 
 pytestmark = pytest.mark.sglang
 
@@ -98,6 +98,42 @@ def test_what_is_expected_is_ready_until_a_name_is_given_up() -> None:
     names.forget(given[:1])
     assert names.name(slots([7], 2)) == given[:1], "another page has the name now"
     assert names.slots(given.tobytes()).tolist() == [14, 15, 4, 5, 6, 7]
+
+
+def test_a_paths_slots_are_kept_until_one_of_its_names_is_another_pages() -> None:
+    names, _ = names_and_table(8, 2)
+    path, other = names.name(slots([5, 2, 7], 2)), names.name(slots([1], 2))
+    kept = names.path_slots(path.tobytes())
+    names.forget(other)
+    names.name(slots([3, 6], 2))
+    assert names.path_slots(path.tobytes()) is kept
+    names.forget(path[1:2])
+    assert names.name(slots([4], 2)) == path[1:2]
+    assert names.path_slots(path.tobytes()).tolist() == slots([5, 4, 7], 2).tolist()
+
+
+def test_a_refused_giving_up_leaves_every_name_as_old_as_it_was() -> None:
+    names, _ = names_and_table(8, 2)
+    path = names.name(slots([5, 2, 7], 2))
+    for page in (1, 3, 6):
+        names.name(slots([page], 2))
+    names.path_slots(path.tobytes())
+    names.forget(path[:1])
+    assert names.name(slots([4], 2)) == path[:1]
+    with pytest.raises(InternalError, match="given up twice"):
+        names.forget(array("I", [path[0], path[0]]))
+    assert names.path_slots(path.tobytes()).tolist() == slots([4, 2, 7], 2).tolist()
+
+
+def test_no_more_paths_are_kept_than_may_be() -> None:
+    names, _ = names_and_table(64, 2)
+    paths = [names.name(slots([page], 2)).tobytes() for page in range(1, KEPT_MAX + 2)]
+    first = names.path_slots(paths[0])
+    for path in paths[1:]:
+        names.path_slots(path)
+    assert names.path_slots(paths[0]) is not first
+    last = names.path_slots(paths[-1])
+    assert names.path_slots(paths[-1]) is last
 
 
 def test_nothing_has_no_names_and_no_slots() -> None:

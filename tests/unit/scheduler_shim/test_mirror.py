@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from msgspec import structs
 
 from directory.core import limits
 from directory.core.actions import Totals
@@ -75,6 +76,26 @@ def test_a_report_names_the_canonical_pages_and_no_span_without_new_ones(mirror:
     assert list(unpack_pages(again.outcome.duplicates)) == [3, 4]
     assert (again.report.pages, again.report.span) == (pack_pages([5, 6]), 0)
     assert again.report.fresh_pages == 0
+
+
+def test_a_path_that_is_there_whole_is_told_of_again_as_an_insert_of_its_pages_would_be(
+    mirror: Mirror, words: WordTable
+) -> None:
+    insert(mirror, tokens(1, 2), 5, 6)
+    inserted = insert(mirror, tokens(1, 2), 5, 6).report
+    assert mirror.again("r", 0, KEY, tokens(1, 2)) == structs.replace(inserted, written=(0, 0))
+    assert mirror.again("r", 0, KEY, tokens(1)) is not None
+    assert mirror.again("r", 0, KEY, tokens(1, 2, 3)) is None
+    assert mirror.again("r", 0, KEY, tokens(9)) is None
+    assert mirror.again("r", 0, NamespaceKey(cache_salt=""), tokens(1, 2)) is None
+    assert mirror.check() == []
+
+
+def test_a_path_that_is_told_of_again_is_given_up_after_those_that_are_not(mirror: Mirror) -> None:
+    insert(mirror, tokens(1), 5)
+    insert(mirror, tokens(2), 6)
+    mirror.again("r", 0, KEY, tokens(1))
+    assert list(unpack_pages(mirror.evict(1).pages)) == [6]
 
 
 def test_the_words_have_moved_on_when_pages_are_given_up(mirror: Mirror, words: WordTable) -> None:
