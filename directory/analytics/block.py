@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from directory.analytics.paths import shared_pages
 from directory.analytics.record import DIGEST_BYTES, PAGES_MAX, Access, Digests, Frame
 
 SYNC: Final = b"\xf5TCB"
@@ -192,15 +193,9 @@ class Block:
             if stretch is None:
                 break
             edge, last = stretch.edge, stretch
-            low, high = 1, min(len(edge), length - at)
-            while low < high:
-                middle = (low + high + 1) // 2
-                if edge[middle - 1] == path[at + middle - 1]:
-                    low = middle
-                else:
-                    high = middle - 1
-            at += low
-            ends = low == len(edge)
+            shared = shared_pages(edge, path, at)
+            at += shared
+            ends = shared == len(edge)
         return last, at, ends
 
 

@@ -139,7 +139,7 @@ class PathTree:
                 break
             pages = len(node.edge)
             if position + pages > length or path[position + pages - 1] != node.edge[-1]:
-                pages = _common(node.edge, path, position)
+                pages = shared_pages(node.edge, path, position)
                 nodes.append((node, pages))
                 position += pages
                 forked = True
@@ -179,7 +179,7 @@ class PathTree:
         return f"<PathTree {self.pages} pages in {len(self._nodes)} nodes>"
 
 
-def _common(edge: Digests, path: Digests, position: int) -> int:
+def shared_pages(edge: Digests, path: Digests, position: int) -> int:
     """How many leading digests agree, at least 1: chained, so agreement is a prefix."""
     low, high = 1, min(len(edge), len(path) - position)
     while low < high:

@@ -14,6 +14,7 @@ from directory.core.errors import TransferError
 from directory.core.ids import HOST, Place
 from directory.core.limits import KIB, MIB
 from transfer.device.cuda import CudaDevice
+from transfer.ipc.aligned import aligned_room
 from transfer.ipc.cuda_driver import CudaError, Driver
 from transfer.ipc.cuda_memory import CudaMapping, Physical
 from transfer.ipc.memory import Mapping, SharedMemoryIPC
@@ -38,7 +39,8 @@ def calibrate(device: CudaDevice, driver: Driver, *, repeats: int = REPEATS) -> 
     Raises `DeviceLost` as any use of the device does.
     """
     ipc = SharedMemoryIPC()
-    host = ipc.create("treecored-calibration", SCRATCH_BYTES)
+    with aligned_room(SCRATCH_BYTES):  # as the host tier's segments are
+        host = ipc.create("treecored-calibration", SCRATCH_BYTES)
     keys = ((HOST, SCRATCH_SEGMENT), (SCRATCH_POOL, 0))
     address = 0
     attached = []

@@ -60,6 +60,7 @@ class Calls:
         """Queue the copies on their stream, and behind them the event. Raises `DeviceLost`."""
         work, stream = queued.work, queued.stream
         assert work is not None
+        assert self._kernel is not None or not work.kernels, "kernels go on the peers' streams"
         try:
             if self._kernel is not None:
                 for pages in work.kernels:

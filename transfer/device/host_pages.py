@@ -144,6 +144,9 @@ class HostPages:
             self._collapse(address, nbytes, why)
 
     def _collapse(self, address: int, nbytes: int, why: str) -> None:
+        if address % LARGE_BYTES:  # which says nothing about the next mapping
+            self._say(f"no large pages: {why}")
+            return
         large, refused = collapse(address, nbytes)
         came = f"{large // MIB} of {nbytes // MIB} MiB lie in large pages"
         if not refused:

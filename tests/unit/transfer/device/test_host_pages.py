@@ -1,8 +1,10 @@
 """Wishes for host memory: what is not granted is said once, with the cure, and costs nothing."""
 
 import logging
+import mmap
 import os
 import platform
+import random
 import re
 import tempfile
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.transfer.device.fake_driver import RESULTS, FakeDriver
-from transfer.device import host_pages
+from transfer.device import cuda, host_pages
+from transfer.device.cuda import CudaDevice
+from transfer.device.cuda_calibrate import calibrate
 from transfer.device.host_pages import (
     MADV_COLLAPSE,
     MADV_POPULATE_READ,
@@ -129,6 +133,37 @@ def test_where_none_are_granted_large_pages_are_made_and_no_byte_changes(
     tier.close()
 
 
+@pytest.mark.skipif(not collapses(), reason="this kernel makes no large pages of shared memory")
+def test_what_was_attached_before_at_no_border_does_not_end_the_making(
+    never: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, memory = memory_of("memfd", 4 * MIB)
+    pages = HostPages(None, never)
+    pages.prepare(memory.address + 4096, LARGE_BYTES)
+    assert large_bytes(memory) == 0
+    pages.prepare(memory.address, memory.nbytes)
+    assert large_bytes(memory) == 4 * MIB
+    assert ["'never'" in record.getMessage() for record in caplog.records] == [True]
+    tier.close()
+
+
+@pytest.mark.skipif(not collapses(), reason="this kernel makes no large pages of shared memory")
+def test_a_device_that_was_calibrated_has_the_tier_in_large_pages(
+    never: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "HostPages", lambda node: HostPages(node, never))
+    driver = FakeDriver()
+    driver.reached = True
+    device = CudaDevice(driver)
+    calibrate(device, driver)
+    tier = HostTierMemory.create(64 * MIB, 32 * MIB)
+    for number, segment in enumerate(tier.segments):
+        device.attach((-1, number), segment)
+    assert [large_bytes(segment) for segment in tier.segments] == [32 * MIB, 32 * MIB]
+    device.close()
+    tier.close()
+
+
 def test_what_cannot_be_made_is_said_once_and_not_tried_again(
     never: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,6 +211,17 @@ def test_a_large_mapping_begins_at_a_border_and_its_room_is_given_back(nbytes: i
         assert nbytes < LARGE_BYTES or memory.address % LARGE_BYTES == 0
         tier.close()
     assert mapped_kib() == before
+
+
+def test_it_begins_at_a_border_though_there_is_room_for_it_elsewhere() -> None:
+    draw = random.Random(3)
+    others = [mmap.mmap(-1, draw.choice((1, 2, 3, 5, 8)) * MIB) for _ in range(40)]
+    for other in draw.sample(others, 25):
+        other.close()
+    tiers = [memory_of("memfd", LARGE_BYTES) for _ in range(20)]
+    assert not any(memory.address % LARGE_BYTES for _, memory in tiers)
+    for tier, _ in tiers:
+        tier.close()
 
 
 def test_real_memory_can_be_wished_for_and_used_whatever_comes_of_it(
