@@ -11,6 +11,7 @@ from array import array
 from typing import NamedTuple, Protocol
 
 from directory.core.actions import AnyReply, Totals
+from directory.core.errors import TreecoredError
 from directory.core.events import Insert, Match, Mode, Unlock
 from directory.core.ids import NO_LEASE, NodeId
 from directory.core.namespace import NamespaceKey
@@ -200,10 +201,14 @@ class MirroredTree:
         return Published(outcome.canonical, outcome.duplicates)
 
     def use_again(self, request: Request, tokens: bytes) -> bool:
-        """A look-up says it; its report is that of an insert without anything new."""
+        """A look-up says it; its report is that of an insert without anything new. What is wrong
+        with the path or the tree is for the insert to say, whose caller goes on without."""
         if not request.fits(len(tokens) // request.page_key):
             return False
-        report = self.mirror.again(request.name, request.attempt, request.key, tokens)
+        try:
+            report = self.mirror.again(request.name, request.attempt, request.key, tokens)
+        except TreecoredError:
+            return False
         if report is not None:
             self._tell(report)
         return report is not None

@@ -22,7 +22,9 @@ from directory.core.errors import InternalError
 from scheduler_shim.sglang.name_tables import make_tables
 
 KEPT_MAX: Final = 16
-"""So many paths' slots are kept: 8 bytes a token on the device."""
+"""So many paths' slots are kept."""
+KEPT_TOKENS_MAX: Final = 65_536
+"""Of paths of no more tokens than this: 8 bytes a token on the device."""
 NAME_BITS = 31
 """Names travel as u32, and torch counts in i32: fewer than 2**31 pages keep both the same."""
 
@@ -100,7 +102,10 @@ class PageNames:
 
     def path_slots(self, names: bytes) -> torch.Tensor:
         """As `slots`, for a path that is asked for again and again: on a device each answer is a
-        copy and two kernels. It is right for as long as none of the names was given anew."""
+        copy and two kernels. It is right for as long as none of the names was given anew. Pages of
+        one token are as many names, and to look at all of them takes longer than to ask."""
+        if self.page_size == 1 or len(names) // 4 * self.page_size > KEPT_TOKENS_MAX:
+            return self.slots(names)
         kept = self._kept.pop(names, None)
         if kept is None or int(self._uses[_index(names)].max(initial=0)) > kept[0]:
             kept = self._namings, self.slots(names)

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed in this environment"
 import torch
 
 from directory.core.errors import InternalError
-from scheduler_shim.sglang.names import KEPT_MAX, PageNames
+from scheduler_shim.sglang.names import KEPT_MAX, KEPT_TOKENS_MAX, PageNames
 
 pytestmark = pytest.mark.sglang
 
@@ -134,6 +134,16 @@ def test_no_more_paths_are_kept_than_may_be() -> None:
     assert names.path_slots(paths[0]) is not first
     last = names.path_slots(paths[-1])
     assert names.path_slots(paths[-1]) is last
+
+
+def test_neither_long_paths_nor_pages_of_one_token_are_kept() -> None:
+    for page_count, page_size, length in ((8, 1, 3), (KEPT_TOKENS_MAX // 8_192 + 2, 8_192, 9)):
+        names, _ = names_and_table(page_count, page_size)
+        path = names.name(slots(list(range(length)), page_size)).tobytes()
+        first = names.path_slots(path)
+        assert names.path_slots(path) is not first
+        assert names.path_slots(path).tolist() == first.tolist()
+        assert names.path_slots(path[:-4]).numel() == (length - 1) * page_size
 
 
 def test_nothing_has_no_names_and_no_slots() -> None:

@@ -3,8 +3,10 @@
 import pytest
 
 from directory.core import limits
+from directory.core.errors import InternalError
 from directory.core.events import Evict, Flush, Insert, Match, Mode
 from directory.core.namespace import NamespaceKey
+from scheduler_shim.mirror import Mirror
 from scheduler_shim.request import Request
 from tests.unit.scheduler_shim.support import MODES, PAGE_SIZE, Cluster, FakeDaemon, Node, tokens
 
@@ -90,6 +92,19 @@ def told_again(node: Node, path: bytes) -> bool:
     there = node.scheduler.room.tree.use_again(request, path)
     node.settle()
     return there
+
+
+def test_a_tree_that_is_wrong_about_a_path_leaves_it_to_the_insert(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.add("a", "mirrored")
+    node.serve(1, tokens(1, 2, 3))
+
+    def wrong(*_: object) -> None:
+        raise InternalError("a defect")
+
+    monkeypatch.setattr(Mirror, "again", wrong)
+    assert not told_again(node, tokens(1, 2, 3))
 
 
 def test_a_path_that_is_used_again_is_backed_up_again(cluster: Cluster, daemon: FakeDaemon) -> None:
