@@ -44,10 +44,12 @@ class CountedDevice(ModelDevice):
 
     submissions = 0
 
-    def submit_pages(self, batches: Sequence[PageBatch], *, urgent: bool = False) -> Ticket:
+    def submit_pages(
+        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+    ) -> Ticket:
         """As the product does."""
         self.submissions += 1
-        return super().submit_pages(batches, urgent=urgent)
+        return super().submit_pages(batches, urgent=urgent, calm=calm)
 
 
 class Loop:

@@ -1,4 +1,4 @@
-"""Whether copies within a GPU have it to themselves, by how long their slices take.
+"""Whether copies by a kernel have their GPU to themselves, by how long their slices take.
 
 Pure. Owns the slices of such copies that are in flight, and one answer, which means "hardly
 shared": of two that are in flight at once each is allowed the bytes of both. Two processes on one
@@ -7,7 +7,8 @@ takes to move its bytes has waited for nobody. That is known 100 us after the fi
 where the driver's library averages over some tenths of a second (device/cuda_busy.py). The answer
 is no unless it was seen, and it is asked for before every slice. It must never outlive what it was
 seen of: a slice that is late takes it back before it is done, and the more often it was believed
-and was wrong, the longer nothing is concluded.
+and was wrong, the longer nothing is concluded. A slice may also be sent to find out (a try): one
+that was late counts like one that was believed.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ steps of a decode a slice does have the GPU to itself, and the next step waits f
 
 
 class _Slice:
-    """One that is in flight. `shared`: bytes of all that were in flight beside it, and its own."""
+    """One that is in flight. `shared`: bytes of all that were in flight beside it, and its own.
+    `tried`: it was sent to find out."""
 
-    __slots__ = ("nbytes", "shared", "since_us")
+    __slots__ = ("nbytes", "shared", "since_us", "tried")
 
-    def __init__(self, nbytes: int, shared: int, since_us: int) -> None:
+    def __init__(self, nbytes: int, shared: int, since_us: int, *, tried: bool) -> None:
         self.nbytes = nbytes
         self.shared = shared
         self.since_us = since_us
+        self.tried = tried
 
 
 class Alone:
     """Mutated as slices go and end. `bytes_per_us`: a slice that was slower has waited for somebody
-    (0: nobody knows how fast memory is here, and the answer is always no)."""
+    (0: nobody knows how fast memory or link is here, and the answer is always no)."""
 
     def __init__(self, bytes_per_us: int) -> None:
         self._bytes_per_us = bytes_per_us
@@ -48,13 +51,13 @@ class Alone:
         self._doubt_us = 0
         self._doubted_until_us = 0
 
-    def submitted(self, ticket: Ticket, nbytes: int, now_us: int) -> None:
-        """A slice has gone."""
+    def submitted(self, ticket: Ticket, nbytes: int, now_us: int, *, tried: bool = False) -> None:
+        """A slice has gone; `tried`: to find out."""
         others = self._in_flight.values()
         beside = sum(other.nbytes for other in others)
         for other in others:
             other.shared += nbytes
-        self._in_flight[ticket] = _Slice(nbytes, beside + nbytes, now_us)
+        self._in_flight[ticket] = _Slice(nbytes, beside + nbytes, now_us, tried=tried)
 
     def ended(self, ticket: Ticket, now_us: int) -> None:
         """A slice is no more in flight; of any other copy nothing is noted."""
@@ -63,7 +66,7 @@ class Alone:
             return
         in_time = self._in_time(piece, now_us)
         # Whether it went while that was believed; what was forgotten by then was not wrong.
-        believed = self._seen and piece.since_us - self._seen_us <= TRUSTED_US
+        believed = piece.tried or (self._seen and piece.since_us - self._seen_us <= TRUSTED_US)
         if in_time and believed:
             self._doubt_us = 0
         elif believed:
@@ -77,6 +80,15 @@ class Alone:
         if not self._seen or now_us - self._seen_us > TRUSTED_US:
             return False
         return all(self._in_time(piece, now_us) for piece in self._in_flight.values())
+
+    def may_try(self, now_us: int) -> bool:
+        """Whether a slice may go to find out: nothing that goes tells, and nothing is doubted."""
+        return bool(self._bytes_per_us) and not self._in_flight and now_us >= self._doubted_until_us
+
+    def trying(self, now_us: int) -> bool:
+        """Whether it will be known soon: a try is in flight, and not late."""
+        tries = [piece for piece in self._in_flight.values() if piece.tried]
+        return bool(tries) and all(self._in_time(piece, now_us) for piece in tries)
 
     def _in_time(self, piece: _Slice, now_us: int) -> bool:
         """Whether it takes no longer than all that was in flight with it; nothing is in time where

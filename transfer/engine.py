@@ -22,7 +22,7 @@ from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
 from transfer.imports import CPU, ImportedPool, devices_of, slab_for, translated
 from transfer.ipc.marks import mark
-from transfer.lanes import Lanes
+from transfer.lanes import FASTEST, Lanes
 from transfer.open_pools import OpenPools
 from transfer.slicing import Slicer
 from transfer.submissions import Submissions
@@ -59,7 +59,9 @@ class Engine:
         self._fenced: dict[int, Copy] = {}
         self._staged: dict[int, Copy] = {}  # started, by way of a slab
         pages = device if isinstance(device, PageDevice) else None
-        self._submit: Callable[..., Ticket] = pages.submit_pages if pages else device.submit
+        self._submit: Callable[..., Ticket] = (
+            pages.submit_pages if pages else lambda s, urgent, **_: device.submit(s, urgent=urgent)
+        )
         self._slicer = Slicer(self._limits.sizes, whole_pages=pages is not None)
         # Copies that are READY, or RUNNING with slices left, in order.
         self._lanes = Lanes(*self._limits.bounds, computing)
@@ -237,11 +239,10 @@ class Engine:
             if begins and not self._start(copy):
                 continue
             if copy.more is not None:
-                paced = self._lanes.paced(copy, self._clock_us())
-                if paced:
-                    self._slicer.shorten(copy)
+                turn = self._lanes.turn(copy, self._clock_us())
+                self._slicer.shorten(copy, turn)
                 try:
-                    ticket = self._submit(copy.more, urgent=copy.urgent)
+                    ticket = self._submit(copy.more, urgent=copy.urgent, calm=turn in FASTEST)
                 except TransferError as error:
                     self._lose(copy, "failed", str(error), broken=True)
                     continue
@@ -252,7 +253,7 @@ class Engine:
                 if copy.progress is not None:
                     copy.progress.submitted(ticket)
                 nbytes = sum(batch.nbytes for batch in copy.more)
-                self._lanes.submitted(copy, ticket, nbytes, now, paced=paced)
+                self._lanes.submitted(copy, ticket, nbytes, now, turn)
                 copy.nbytes += nbytes
                 mark("slice", copy.request.op, nbytes)
                 copy.more = copy.next_slice()

@@ -38,12 +38,27 @@ class Pace(NamedTuple):
     `bytes_per_s`: a cap (0: none). `share`: of the time that is used by a copy within one GPU while
     that GPU computes; its slices go one at a time then. The two take turns on the GPU, so a step
     is longer by a slice and a change of contexts. `alone_bytes_per_us`: of a slice that had the GPU
-    to itself (see alone.Alone).
+    to itself (see alone.Alone); `link_bytes_per_us`: of one over a link to another GPU.
     """
 
     bytes_per_s: int = 0
     share: float = 1.0
     alone_bytes_per_us: int = 0
+    link_bytes_per_us: int = 0
+
+
+class Turn(enum.Enum):
+    """How the next slice of a copy goes."""
+
+    PLAIN = "plain"  # as the device moves it by itself
+    CALM = "calm"  # by whatever is the fastest: nothing computes where it goes
+    TRY = "try"  # a small one by that, to find out whether anything does
+    GENTLE = "gentle"  # over a link by copy engines, whatever computes; small, for it takes long
+    PACED = "paced"  # within a GPU one at a time, with a pause behind it
+
+
+FASTEST = (Turn.CALM, Turn.TRY)
+"""What goes by whatever is the fastest, whoever computes."""
 
 
 class Lane:
@@ -104,6 +119,8 @@ class Lanes:
         self._calm_max = calm_submissions_max
         self._computing = computing
         self._alone = Alone(pace.alone_bytes_per_us)
+        self._link = Alone(pace.link_bytes_per_us)
+        self._links = pace.link_bytes_per_us > 0
         self._lanes = {way: Lane(way, each, pace) for way in Way}
 
     @property
@@ -141,22 +158,30 @@ class Lanes:
         backups = (c.staged for c in staged if not c.urgent)
         return any(s is not None and s.packs(now_us) for s in backups)
 
-    def paced(self, copy: Copy, now_us: int) -> bool:
-        """Whether slices of a copy go one at a time: within a GPU that computes, as far as that is
-        known and unless the last slice was seen to have it to itself."""
-        return copy.local and self._computing() and not self._alone.holds(now_us)
+    def turn(self, copy: Copy, now_us: int) -> Turn:
+        """How the next slice of a copy goes: between GPU memories that depends on whether the GPU
+        computes, as far as that is known and unless the last slices were seen to be alone."""
+        if copy.local:
+            held_up = self._computing() and not self._alone.holds(now_us)
+            return Turn.PACED if held_up else Turn.CALM
+        if not copy.near or not self._links or not self._computing():
+            return Turn.PLAIN
+        if self._link.holds(now_us):
+            return Turn.CALM
+        return Turn.TRY if self._link.may_try(now_us) else Turn.GENTLE
 
-    def submitted(
-        self, copy: Copy, ticket: Ticket, nbytes: int, now_us: int, *, paced: bool
-    ) -> None:
+    def submitted(self, copy: Copy, ticket: Ticket, nbytes: int, now_us: int, turn: Turn) -> None:
         """A slice of a copy has gone."""
-        self.lane(copy).submitted(nbytes, now_us, paced=paced)
+        self.lane(copy).submitted(nbytes, now_us, paced=turn is Turn.PACED)
         if copy.local:
             self._alone.submitted(ticket, nbytes, now_us)
+        elif turn in FASTEST:
+            self._link.submitted(ticket, nbytes, now_us, tried=turn is Turn.TRY)
 
     def ended(self, copy: Copy, ticket: Ticket, now_us: int) -> None:
         """A slice of a copy is no more in flight."""
         self._alone.ended(ticket, now_us)
+        self._link.ended(ticket, now_us)
         self.lane(copy).ended(now_us, paced=copy.local and not self._alone.holds(now_us))
 
     def ready(self, now_us: Callable[[], int]) -> Iterator[Copy]:
@@ -177,9 +202,13 @@ class Lanes:
         each; within a GPU a few, since whatever begins to compute waits for them."""
         if copy.progress is not None and copy.progress.leads and copy.staged is None:
             return 0  # for less than a slice's time: the first layer has the bus to itself
-        if not copy.local:
+        if copy.local:
+            return 1 if self.turn(copy, now_us) is Turn.PACED else self._calm_max
+        if not copy.near or not self._links:
             return self._submissions_max
-        return 1 if self.paced(copy, now_us) else self._calm_max
+        if self._link.trying(now_us):
+            return 0  # for the time of a small slice: how the others go depends on it
+        return self._calm_max if self.turn(copy, now_us) is Turn.CALM else self._submissions_max
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}>"

@@ -71,6 +71,7 @@ def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
     from transfer.device.cuda import open_device
     from transfer.device.cuda_busy import Beside, Computing, alone_bytes_per_us
     from transfer.device.cuda_calibrate import calibrate
+    from transfer.device.cuda_links import link_bytes_per_us
     from transfer.ipc.cuda_events import EventReader
     from transfer.ipc.cuda_memory import CudaMemoryIPC
     from transfer.topology import Topology
@@ -84,11 +85,19 @@ def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
     for text in topology.describe():
         log.info("links of %s", text)
     memory = CudaMemoryIPC(driver, topology)
+    limits = CUDA_LIMITS._replace(
+        alone_bytes_per_us=alone_bytes_per_us(driver),
+        link_bytes_per_us=link_bytes_per_us(uuid, topology),
+    )
+    log.info(
+        "a copy that shares GPU %s with nobody is known by %d bytes a microsecond within it and by "
+        "%d over its links", uuid, limits.alone_bytes_per_us, limits.link_bytes_per_us,
+    )  # fmt: skip
     return Backend(
         device,
         {CUDA_IPC: memory, CUDA_VMM: memory},
         {EVENT_SYNC: lambda table, sync: EventReader.open(driver, table, sync)},
-        CUDA_LIMITS._replace(alone_bytes_per_us=alone_bytes_per_us(driver)),
+        limits,
         computing,
         beside.go,
         device.submit_beside,

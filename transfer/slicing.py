@@ -14,6 +14,7 @@ from directory.core.ids import PoolId
 from transfer.copies import Copy, Slice
 from transfer.host_tier import TierShape
 from transfer.landing import PageStep, PatternCache, Progress, layered, layered_pages
+from transfer.lanes import Turn
 from transfer.layout import PoolLayout
 from transfer.pages import PageBatch, Pattern, left_of, page_batch, page_slices
 from transfer.plan import (
@@ -31,7 +32,8 @@ from transfer.staging import Slab, StagedCopy, capped, staged_slices
 class SliceSizes(NamedTuple):
     """Bounds of a slice. `landing_bytes`: least size of a step of layers that is told at once.
     `near_bytes`: of a copy between GPU memories, which is much faster than the host's bus;
-    `calm_bytes`: of one within a GPU, where nothing computes; `later_bytes`: of the later steps of
+    `calm_bytes`: of one within a GPU, where nothing computes; `link_bytes`: of one to another GPU,
+    where something computes, or may; `later_bytes`: of the later steps of
     a load that lands layer by layer; `row_bytes`: least size of a page's part in such a step of a
     load that goes through a slab."""
 
@@ -40,6 +42,7 @@ class SliceSizes(NamedTuple):
     landing_bytes: int
     near_bytes: int
     calm_bytes: int
+    link_bytes: int
     later_bytes: int
     row_bytes: int
 
@@ -126,12 +129,13 @@ class Slicer:
             pieces = staged_slices(chain.from_iterable(checked), part)
         return StagedCopy(slab, capped(pieces), whole_pages=self._whole_pages), progress
 
-    def shorten(self, copy: Copy) -> None:
-        """Cut the next slice of a copy within a GPU down: something computes there."""
-        more = copy.more
-        if not self._whole_pages or not more:
+    def shorten(self, copy: Copy, turn: Turn) -> None:
+        """Cut the next slice of a copy between GPU memories down: something computes there, or
+        may."""
+        more, sizes = copy.more, self._sizes
+        if not self._whole_pages or not more or turn in (Turn.PLAIN, Turn.CALM):
             return
-        nbytes = self._sizes.near_bytes
+        nbytes = sizes.near_bytes if turn is Turn.PACED else sizes.link_bytes
         if sum(batch.nbytes for batch in more) > nbytes:
             pieces: Iterator[Slice] = page_slices(more, nbytes)  # type: ignore[arg-type]
             copy.more = next(pieces)

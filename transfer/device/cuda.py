@@ -96,6 +96,7 @@ class CudaDevice:
         self._calls = Calls(driver, batched=self._batched, kernel=self._kernel)
         self._beside: Beside | None = None
         self._computing = computing
+        self._calm = False  # of the submission that is being made
         self._shapes = Shapes(
             self._memory,
             driver.uuid,
@@ -152,9 +153,12 @@ class CudaDevice:
             work.keys |= {batch.source, batch.target}
         return self._queue(work, self._urgent if urgent else self._others)
 
-    def submit_pages(self, batches: Sequence[PageBatch], *, urgent: bool = False) -> Ticket:
+    def submit_pages(
+        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+    ) -> Ticket:
         """Queue the copies of whole pages, each in the shape that is the fastest."""
         work = Work()
+        self._calm = calm
         between_gpus: tuple[Direction, Direction] = ("within", "peer")
         lane = self._urgent if urgent else self._others
         for batch in batches:
@@ -167,7 +171,7 @@ class CudaDevice:
         than a kernel, but a computation beside them feels nothing."""
         if self._kernel is None:
             return False
-        return direction == "within" or not self._computing()
+        return direction == "within" or self._calm or not self._computing()
 
     def _queue(self, work: Work, lane: deque[Any]) -> Ticket:
         stream = lane[0]

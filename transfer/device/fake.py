@@ -128,9 +128,13 @@ class FakePageDevice(FakeDevice):
     def __init__(self) -> None:
         super().__init__()
         self.pages: list[list[PageBatch]] = []
+        self.calm: list[bool] = []
 
-    def submit_pages(self, batches: Sequence[PageBatch], *, urgent: bool = False) -> Ticket:
+    def submit_pages(
+        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+    ) -> Ticket:
         """Queue a submission; it waits for the test."""
         ticket = self.submit([r for batch in batches for r in batch.ranges()], urgent=urgent)
         self.pages.append(list(batches))
+        self.calm.append(calm)
         return ticket

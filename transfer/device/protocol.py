@@ -86,6 +86,9 @@ class PageDevice(Protocol):
     As `submit` in all that it promises; a page that is not within its memories is `UnknownMemory`.
     """
 
-    def submit_pages(self, batches: Sequence[PageBatch], *, urgent: bool = False) -> Ticket:
-        """Start copying; `urgent` submissions may overtake others."""
+    def submit_pages(
+        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+    ) -> Ticket:
+        """Start copying; `urgent` submissions may overtake others. `calm`: between GPUs the fastest
+        way may be taken whatever else the device knows, for what computes there may wait."""
         ...

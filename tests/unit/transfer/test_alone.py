@@ -126,3 +126,35 @@ def test_slices_of_other_copies_say_nothing() -> None:
     over = one_slice(alone, 1)
     alone.ended(99, over + TRUSTED_US * 10)
     assert not alone.holds(over + TRUSTED_US * 10)
+
+
+def test_a_try_that_is_late_is_doubted_like_what_was_believed_and_one_in_time_ends_that() -> None:
+    alone = Alone(RATE)
+    assert alone.may_try(0)
+    alone.submitted(1, NBYTES, 0, tried=True)
+    assert not alone.may_try(0), "one at a time"
+    assert alone.trying(DUE_US)
+    assert not alone.trying(DUE_US + 1), "it is late, so it is known"
+    alone.ended(1, DUE_US + 1)
+    assert not alone.holds(DUE_US + 1)
+    over = DUE_US + 1 + DOUBT_US_MIN
+    assert not alone.may_try(over - 1)
+    assert alone.may_try(over)
+    alone.submitted(2, NBYTES, over, tried=True)
+    alone.ended(2, over + 1)
+    assert alone.holds(over + 1)
+    assert alone.may_try(over + 1)
+
+
+def test_nothing_is_tried_where_nobody_knows_how_fast_it_would_be() -> None:
+    assert not Alone(0).may_try(0)
+
+
+def test_beside_a_try_only_the_try_says_when_it_is_known() -> None:
+    alone = Alone(RATE)
+    alone.submitted(1, 1_000 * NBYTES, 0)
+    assert not alone.trying(0)
+    alone.submitted(2, NBYTES, 0, tried=True)
+    assert alone.trying(0)
+    alone.ended(2, 1)
+    assert not alone.trying(1)

@@ -141,6 +141,7 @@ def test_the_backend_of_a_gpu_is_made_whole_and_knows_its_rates_links_and_limits
     backend = make_device("cuda:GPU-fake")
     assert isinstance(backend.device, PageDevice)
     assert backend.limits.alone_bytes_per_us > 0
+    assert backend.limits.link_bytes_per_us == 0, "the two are no peers"
     assert backend.limits == CUDA_LIMITS._replace(
         alone_bytes_per_us=backend.limits.alone_bytes_per_us
     )

@@ -1,0 +1,68 @@
+"""How fast NVLink is: what the management library says of each link, or the usual."""
+
+import pytest
+
+from transfer.device.cuda_links import (
+    ALONE_PERCENT,
+    BYTES_PER_US,
+    FASTER_SINCE,
+    LINKS_MAX,
+    USUAL_LINKS,
+    link_bytes_per_us,
+)
+from transfer.topology import Link, Reach, Topology
+
+OWN, OTHER = "GPU-own", "GPU-other"
+
+
+def topology(link: Link) -> Topology:
+    """Two GPUs with this between them."""
+    reaches = {(OWN, OTHER): Reach(link), (OTHER, OWN): Reach(link)}
+    return Topology(reaches | {(gpu, gpu): Reach(Link.SAME) for gpu in (OWN, OTHER)})
+
+
+class Library:
+    """Stands in for the management library: the links' states, until one is not there."""
+
+    def __init__(self, states: list[int], version: int = FASTER_SINCE - 1) -> None:
+        self.states = states
+        self.version = version
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        """As the library has it."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        """A GPU."""
+        return uuid
+
+    def nvmlDeviceGetNvLinkState(self, _device: str, link: int) -> int:  # noqa: N802
+        """Raises where there is no such link."""
+        return self.states[link]
+
+    def nvmlDeviceGetNvLinkVersion(self, _device: str, _link: int) -> int:  # noqa: N802
+        """Of every link."""
+        return self.version
+
+
+@pytest.mark.parametrize(
+    ("states", "version", "links"),
+    [
+        ([1] * LINKS_MAX, FASTER_SINCE - 1, 18),
+        ([1, 0, 1, 1], FASTER_SINCE - 1, 3),
+        ([1] * 18, FASTER_SINCE, 36),
+    ],
+)
+def test_links_that_are_up_count(states: list[int], version: int, links: int) -> None:
+    found = link_bytes_per_us(OWN, topology(Link.NVLINK), Library(states, version))
+    assert found == links * BYTES_PER_US * ALONE_PERCENT // 100
+
+
+@pytest.mark.parametrize("states", [[], [0, 0]])
+def test_where_nobody_says_how_many_there_are_it_is_the_usual_number(states: list[int]) -> None:
+    found = link_bytes_per_us(OWN, topology(Link.NVLINK), Library(states))
+    assert found == USUAL_LINKS * BYTES_PER_US * ALONE_PERCENT // 100
+
+
+@pytest.mark.parametrize("link", [Link.PCIE, Link.UNKNOWN, Link.NONE])
+def test_a_gpu_without_peers_over_nvlink_has_no_figure(link: Link) -> None:
+    assert link_bytes_per_us(OWN, topology(link), Library([1] * LINKS_MAX)) == 0
