@@ -1,6 +1,8 @@
 """Cores that do not fall asleep, and processes that have one before all else.
 
-Owns the processes that keep cores awake, by running where nothing else does. Where a core sleeps
+Owns the processes that keep cores awake, by running where nothing else does; they give way all the
+time: from one that only computes, a core may be taken no sooner than at the kernel's next tick,
+milliseconds after somebody was woken there. Where a core sleeps
 between two things, its waking up is the larger part of what a seldom asked question takes, and
 whatever keeps it awake a little longer seems to make things faster.
 """
@@ -17,10 +19,10 @@ PROGRAM = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-parent = int(sys.argv[2])
+parent, give_way = int(sys.argv[2]), os.sched_yield
 while os.getppid() == parent:
-    for _ in range(1_000_000):
-        pass
+    for _ in range(100_000):
+        give_way()
 """
 
 

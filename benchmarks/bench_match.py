@@ -90,16 +90,17 @@ def cases(
     return found, unable
 
 
-def daemon_cpu(tokens: int, times: int) -> float:
-    """Microseconds of processor time of the daemon for a match and its release."""
+def daemon_cpu(tokens: int, times: int) -> dict[str, float]:
+    """Microseconds of processor time of the daemon for a match and its release: all of it, looking
+    for the next one, and work."""
     with Daemon() as daemon:
         scheduler = ThinScheduler(daemon.runtime_dir, PAGE, tokens)
         try:
             scheduler.match(times // 4)
-            begin = daemon.cpu_us()
+            begin = daemon.used()
             scheduler.match(times)
             scheduler.empty(1)  # the last release is carried out
-            return (daemon.cpu_us() - begin) / times
+            return daemon.used().since(begin, times)
         finally:
             scheduler.close()
 
@@ -132,7 +133,7 @@ def main() -> None:
     versions = [] if options.without_sglang else stock_versions()
     document: dict[str, Any] = heading("python -m benchmarks.bench_match")
     document |= {"page": PAGE, "unit": "us", "figures": {}, **{name: {} for name in OURS}}
-    document |= {"daemon_cpu_us": {}, "unable": {}}
+    document |= {"unable": {}}
     for tokens in options.tokens:
         with ExitStack() as stack:
             measured, unable = cases(stack, tokens, versions, options.lmcache)
@@ -142,11 +143,16 @@ def main() -> None:
         document["figures"][size] = {name: figure.as_json() for name, figure in found.items()}
         for name, compared in ratios(found).items():
             document[name][size] = compared
-        document["daemon_cpu_us"][size] = round(daemon_cpu(tokens, 1_000), 1)
+        for name, us in daemon_cpu(tokens, 1_000).items():
+            document.setdefault(name, {})[size] = us
         rows = [[name, figure.median, figure.low, figure.high] for name, figure in found.items()]
         print(f"\n{tokens} tokens, page {PAGE}\n")
         print(table(["case", "median us", "lowest", "highest"], rows))
-        print(f"\ndaemon: {document['daemon_cpu_us'][size]} us of processor time a match + release")
+        print(
+            f"\ndaemon: {document['daemon_cpu_us'][size]} us of processor time a match + release, "
+            f"{document['daemon_looking_us'][size]} of it looking for the next one, "
+            f"{document['daemon_work_us'][size]} work"
+        )
         for name in OURS:
             print(f"{name}: {document[name][size]}")
         for name, reason in unable.items():

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--starts", type=int, default=3, help="under the busy load")
     parser.add_argument("--paced-starts", type=int, default=5, help="under the paced one")
     parser.add_argument("--rounds", type=int, default=200, help="of a start under the busy load")
-    parser.add_argument("--paced-rounds", type=int, default=7, help="under the paced one")
+    parser.add_argument("--paced-rounds", type=int, default=12, help="under the paced one")
     parser.add_argument(
         "--seconds", type=float, default=600, help="a load begins no start that would end later"
     )

@@ -45,11 +45,16 @@ class CountedDevice(ModelDevice):
     submissions = 0
 
     def submit_pages(
-        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+        self,
+        batches: Sequence[PageBatch],
+        *,
+        urgent: bool = False,
+        calm: bool = False,
+        beside: bool = False,
     ) -> Ticket:
         """As the product does."""
         self.submissions += 1
-        return super().submit_pages(batches, urgent=urgent, calm=calm)
+        return super().submit_pages(batches, urgent=urgent, calm=calm, beside=beside)
 
 
 class Loop:

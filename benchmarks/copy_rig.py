@@ -23,6 +23,8 @@ from benchmarks import copy_messages as m
 from benchmarks.copy_pages import packed
 from directory.core.actions import CopyKind, CopyPart, Fence, Landing, SubmitCopy
 from directory.core.events import CopyDone
+from directory.daemon.cores import cores
+from directory.daemon.mover_words import options_of
 from transfer.host_tier import HostTierMemory
 from transfer.ipc.channel import FdChannel, close_fds
 from transfer.ipc.memory import MemoryHandle, SharedMemoryIPC
@@ -116,9 +118,10 @@ class MoverRig:
         limits: Sequence[str] = (),
         program: str = "transfer.mover",
     ) -> None:
-        """`limits`: as the mover's --limit takes them."""
+        """`limits`: as the mover's --limit takes them, behind what a daemon would say here."""
         started = time.monotonic()
-        options = [word for limit in limits for word in ("--limit", limit)]
+        said = [word for limit in limits for word in ("--limit", limit)]
+        options = options_of(device, said, cores())
         self.mover = MoverHandle.spawn(device, options=options, program=program)
         self._replies: list[Reply] = []
         self._last_op = 0

@@ -3,9 +3,11 @@
     python -m benchmarks.costed_daemon FILE serve ...
 
 Owns the clocks. Each part's own time counts to the kind of thing in whose course it was called: a
-message of a client, the end of a copy, what is done beside. On SIGUSR1 the sums begin anew, on
-SIGUSR2 they are written to FILE. A clock costs about 0.3 us a call, which counts to the part
-around it. It never changes what the daemon does.
+message of a client, the end of a copy, what is done beside. For a sixteenth of the time, by chance,
+the clocks are there: all the time they were a third of a busy daemon's, and drove it to the end of
+what it can. On SIGUSR1 the sums begin anew, on SIGUSR2
+they are written to FILE. A clock costs about 0.3 us a call, which counts to the part around it. It
+never changes what the daemon does. What single matches waited for is marked_daemon.py's to say.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 from directory.analytics.log import AccessLog
@@ -32,19 +35,26 @@ from transfer.ipc.lane import FrameLane
 
 clock = time.perf_counter_ns
 NOTHING: Final = "-"
-LONG_NS: Final = 500_000
-LONG_MOST: Final = 50
+PERIOD_NS: Final = 20_000_000
+"""So long it is looked at what is done."""
+REST_NS_MAX: Final = 2 * 15 * PERIOD_NS
+"""So long at most it is not, and half of that on the average."""
 
 
 class Costs:
-    """Own time by (kind, part), and how often each kind came."""
+    """Own time by (kind, part), and how often each kind came, while it is looked."""
 
     def __init__(self) -> None:
         self.spent_ns: dict[tuple[str, str], int] = defaultdict(int)
         self.times: dict[str, int] = defaultdict(int)
-        self.longest_ns: dict[str, list[int]] = defaultdict(list)
-        """By part, each call that took longer than LONG_NS, all that it called included."""
         self.kind = NOTHING
+        self.looks = False
+        """Whether it is looked now."""
+        self.looked_ns = 0
+        """So long it was, all together."""
+        self._switched: list[tuple[Any, str, Any, Any]] = []
+        self._switch_ns = self._began_ns = 0
+        self._chance = Random(0)
         self._inner_ns = 0
         self._since_ns, self._cpu_ns = clock(), time.process_time_ns()
 
@@ -53,6 +63,8 @@ class Costs:
 
         def around(function: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*arguments: Any, **named: Any) -> Any:
+                if not self.looks:
+                    return function(*arguments, **named)
                 before, outer_ns = self.kind, self._inner_ns
                 if kind is not None:
                     self.kind = kind(*arguments)
@@ -65,8 +77,6 @@ class Costs:
                 finally:
                     took = clock() - began
                     self.spent_ns[mine, name] += took - self._inner_ns
-                    if took > LONG_NS:
-                        self.longest_ns[name].append(took)
                     self._inner_ns = outer_ns + took
                     self.kind = before
 
@@ -74,11 +84,51 @@ class Costs:
 
         return around
 
+    def put(
+        self,
+        owner: Any,
+        name: str,
+        label: str,
+        kind: Callable[..., str] | None = None,
+        *,
+        stays: bool = False,
+    ) -> None:
+        """Make a function a part while it is looked; `stays`: somebody keeps it, so the clock is
+        always there, and does nothing between."""
+        plain = getattr(owner, name)
+        timed = self.part(label, kind)(plain)
+        if stays:
+            setattr(owner, name, timed)
+        else:
+            self._switched.append((owner, name, plain, timed))
+
+    def of_turns(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Turns of the loop, between which it begins and ends to look."""
+        timed = self.part("turn, with waiting")(function)
+
+        def turn(*arguments: Any) -> Any:
+            now = clock()
+            if now >= self._switch_ns:
+                self._switch(now)
+            return (timed if self.looks else function)(*arguments)
+
+        return turn
+
+    def _switch(self, now: int) -> None:
+        self.looks = not self.looks
+        if self.looks:
+            self._began_ns, self._switch_ns = now, now + PERIOD_NS
+        else:
+            self.looked_ns += now - self._began_ns
+            self._switch_ns = now + self._chance.randint(0, REST_NS_MAX)
+        for owner, name, plain, timed in self._switched:
+            setattr(owner, name, timed if self.looks else plain)
+
     def begin(self) -> None:
         """Forget what was counted."""
         self.spent_ns.clear()
         self.times.clear()
-        self.longest_ns.clear()
+        self.looked_ns, self._began_ns = 0, clock()
         self._since_ns, self._cpu_ns = clock(), time.process_time_ns()
 
     def as_json(self) -> dict[str, Any]:
@@ -89,68 +139,66 @@ class Costs:
         return {
             "wall_us": (clock() - self._since_ns) / 1e3,
             "cpu_us": (time.process_time_ns() - self._cpu_ns) / 1e3,
+            "looked_us": self.looked_ns / 1e3,
             "times": dict(self.times),
-            "long_us": {
-                name: sorted((ns // 1000 for ns in took), reverse=True)[:LONG_MOST]
-                for name, took in self.longest_ns.items()
-            },
             "kinds": kinds,
         }
 
 
 def watch(costs: Costs) -> None:
     """Put clocks around the daemon's parts, before one is made."""
-    part = costs.part
-    for owner, name, label in (
-        (Directory, "handle", "core"),
-        (kept_tier.KeptTier, "apply", "journal"),
-        (kept_tier.KeptTier, "has_room", "journal room"),
-        (movers.Movers, "submit", "to mover"),
-        (movers.Movers, "_serve", "from mover"),
-        (movers.Movers, "on_time", "on time"),
-        (Capture, "__call__", "events note"),
-        (kv_feed.KvFeed, "on_time", "events"),
-        (recording.Recording, "tap", "log note"),
-        (recording.Recording, "ended", "log note"),
-        (recording.Recording, "_go_on", "log"),
-        (AccessLog, "flush", "log written"),
-        (AccessLog, "_begin", "log begun"),
-        (background.Background, "turn", "on time"),
-        (background.Background, "due_us", "on time"),
-        (server.Server, "answer", "answer"),
-        (FrameLane, "receive", "receive"),
-        (FrameLane, "_send_data", "send"),
-        (lanes.Lanes, "_serve", "lane"),
-        (Loop, "turn", "turn, with waiting"),
-        (Loop, "_call", "questions"),
-        (endpoint, "decode_envelope", "decode"),
-    ):
-        setattr(owner, name, part(label)(getattr(owner, name)))
-    Daemon._ask = part("stream", lambda *a: type(a[3]).__name__)(Daemon._ask)  # type: ignore[method-assign]
-
-    def told(daemon: Daemon, event: object) -> str:
-        del daemon
-        if isinstance(event, CopyDone):
-            return f"CopyDone {kinds.pop(event.op, '?')}"
-        return costs.kind
-
     kinds: dict[int, str] = {}
     submit = movers.Movers.submit
 
     def noted(self: movers.Movers, copy: Any) -> None:
         kinds[copy.op] = "backup" if copy.kind == "backup" else "restore"
-        costs.times[f"{costs.kind} begins a {kinds[copy.op]}"] += 1
+        if costs.looks:
+            costs.times[f"{costs.kind} begins a {kinds[copy.op]}"] += 1
         submit(self, copy)
 
     movers.Movers.submit = noted  # type: ignore[method-assign]
-    Daemon.tell = _of_copies(part("stream", told)(Daemon.tell), Daemon.tell)  # type: ignore[method-assign]
+    for owner, name, label in (
+        (Directory, "handle", "core"),
+        (kept_tier.KeptTier, "apply", "journal"),
+        (kept_tier.KeptTier, "has_room", "journal room"),
+        (movers.Movers, "submit", "to mover"),
+        (movers.Movers, "on_time", "on time"),
+        (Capture, "__call__", "events note"),
+        (kv_feed.KvFeed, "on_time", "events"),
+        (recording.Recording, "ended", "log note"),
+        (recording.Recording, "_go_on", "log"),
+        (AccessLog, "flush", "log written"),
+        (background.Background, "turn", "on time"),
+        (background.Background, "due_us", "on time"),
+        (server.Server, "answer", "answer"),
+        (FrameLane, "receive", "receive"),
+        (FrameLane, "_send_data", "send"),
+        (Loop, "_call", "questions"),
+        (endpoint, "decode_envelope", "decode"),
+    ):
+        costs.put(owner, name, label)
+    costs.put(recording.Recording, "tap", "log note", stays=True)
+    costs.put(movers.Movers, "_serve", "from mover", stays=True)
+    costs.put(lanes.Lanes, "_serve", "lane", stays=True)
+    costs.put(Daemon, "_ask", "stream", lambda *a: type(a[3]).__name__, stays=True)
+    Loop.turn = costs.of_turns(Loop.turn)  # type: ignore[method-assign]
 
+    def told(daemon: Daemon, event: object) -> str:
+        del daemon
+        return f"CopyDone {ended[-1]}" if isinstance(event, CopyDone) else costs.kind
 
-def _of_copies(timed: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(daemon: Daemon, event: object) -> None:
-        (timed if isinstance(event, CopyDone) else plain)(daemon, event)
+    ended: list[str] = []
+    tell = Daemon.tell
+    timed = costs.part("stream", told)(tell)
 
-    return tell
+    def telling(daemon: Daemon, event: object) -> None:
+        if isinstance(event, CopyDone):
+            ended[:] = [kinds.pop(event.op, "?")]
+            timed(daemon, event)
+        else:
+            tell(daemon, event)  # type: ignore[arg-type]
+
+    Daemon.tell = telling  # type: ignore[assignment, method-assign]
 
 
 def main() -> int:

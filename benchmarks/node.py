@@ -17,11 +17,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from benchmarks.trees import CHAIN, KEY, Pages, random_tokens
+from directory.cli.asking import Asking
 from directory.core.actions import Counters
 from directory.core.events import Match, Stats
+from directory.protocol.admin import AdminStats, StatsReport
 from scheduler_shim.client import DaemonClient
 from scheduler_shim.pools import SharedPool
 from scheduler_shim.request import Request
@@ -31,6 +33,20 @@ from scheduler_shim.thin_tree import ThinTree
 START_S = 60.0
 SETTLE_S = 20.0
 clock = time.perf_counter_ns
+
+
+class Used(NamedTuple):
+    """Processor time of a daemon's thread, us; of it it looked for so long for what had not come:
+    only so far as nobody else had its core meanwhile."""
+
+    all_us: float
+    looked_us: float
+
+    def since(self, before: Used, times: int) -> dict[str, float]:
+        """A time each: all of it, looking, and what is left, which is work."""
+        all_us, looked_us = self.all_us - before.all_us, self.looked_us - before.looked_us
+        found = {"cpu_us": all_us, "looking_us": looked_us, "work_us": all_us - looked_us}
+        return {f"daemon_{name}": round(us / times, 1) for name, us in found.items()}
 
 
 class Daemon:
@@ -80,6 +96,12 @@ class Daemon:
         stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii")
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) * 1e6 / os.sysconf("SC_CLK_TCK")
+
+    def used(self) -> Used:
+        """Both kinds of processor time that it has used."""
+        with Asking(self.runtime_dir, SETTLE_S, "benchmark") as asking:
+            looked = asking.ask(AdminStats(), StatsReport).counters["daemon_looked_us"]
+        return Used(self.cpu_us(), looked)
 
     def close(self) -> None:
         """Stop it and remove its folder. Repeatable."""

@@ -1,12 +1,12 @@
-"""A daemon beside itself: what is told of it on for a second, off for another, in random order.
+"""A daemon beside itself: what is told of it on for a moment, off for another, in random order.
 
 Owns the paced load and one start of it. Two daemons that run the same program differ by more than
 what is measured, for where their memory lies, and more starts than there is time for would be
 needed to see through that; so here is one daemon, of which log, events and metrics are taken off
-and put on again (switched_daemon.py). A turn is long enough for several times at which the log
-writes and the publisher is told, and what was put on has settled and worked for a while before
-matches count. Requests end all the time, off or on; scheduler and daemon have a core each and come
-before all else, and whoever publishes is stopped while it is off.
+and put on again (switched_daemon.py). A turn is a moment, for the speed of a machine drifts: a
+round is many of them, in random order, and its matches are compared as one. What is on does its
+work as often as if it had been on all the time. Requests end all the time, off or on; scheduler and
+daemon have a core each and come before all else, and whoever publishes is stopped while it is off.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import tempfile
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from benchmarks.alternating import RESAMPLES, SURE_PERCENT, Ratio, Start, Turn, alternate
+from benchmarks.alternating import RESAMPLES, SURE_PERCENT, Ratio, Start
 from benchmarks.recording_sides import (
     ENDS_AT_ONCE,
     SIDES,
@@ -54,11 +53,20 @@ from benchmarks.switched_daemon import (
 
 GAP_S: Final = 0.005
 """A match comes within so long of the request's end before it; then the next request ends."""
-TIMES: Final = 200
-"""Matches of a turn that count: most of a second."""
-WARM_TIMES: Final = 60
-"""Matches before them: what is told is told, and what is logged is about to be, by then."""
-LOOK_EVERY_S: Final = 0.005
+TIMES: Final = 20
+"""Matches of a turn that count: a twentieth of a second."""
+WAKING_TIMES: Final = 2
+"""Matches before them: the switch is over by then."""
+TURNS: Final = 6
+"""Turns a side has in a round."""
+SETTLING_TIMES: Final = 40
+"""Matches before a round: what is on has been told all, and is at work as ever, by then."""
+WARM_ROUNDS: Final = 2
+"""Rounds that do not count: the first seconds of a daemon are slower ones."""
+SEEN_S: Final = 0.0002
+"""So often it is looked whether a state has been reached, and..."""
+LOOK_EVERY_S: Final = 0.05
+"""...so often the daemon is woken to look: what it does then counts as being asked by somebody."""
 SETTLED_S: Final = 20.0
 PUBLISHERS: Final = (b"directory.daemon.kv_main", b"directory.daemon.metrics_main")
 
@@ -82,23 +90,45 @@ class SwitchedSide(Side):
         self.cpu_us = dict.fromkeys(SIDES, 0.0)
         self.counted = dict.fromkeys(SIDES, 0)
         """Processor time of the daemon, and matches that count, by side."""
+        self.turns = dict.fromkeys(SIDES, 0)
+        """Turns by side. The pauses of a turn are those of the other sides' turn of that number."""
         self.after_work: list[float] = []
         self.shifts: list[float] = []
-        """By turn with everything on: the share of matches that came right after other work, and
-        by how much the median of all is above that of the others."""
+        """By round: of the matches with everything on the share that came right after other work,
+        and by how much the median of all is above that of the others."""
+        self.turn_of = ""
+        """Whose turn it is, or was last."""
         self.counted_s = 0.0
+        self._seen: list[tuple[float, bool]] = []
         self._on = on
         self._publishers = [child for child in self.children() if _publishes(child)]
 
+    def round(self, order: random.Random) -> dict[str, list[float]]:
+        """Microseconds of each of some matches by side, whose turns are mixed."""
+        self.settle()
+        with self.before_all_else():
+            for _ in range(SETTLING_TIMES):
+                self._paced()
+        found: dict[str, list[float]] = {side: [] for side in SIDES}
+        self._seen.clear()
+        for _ in range(TURNS):
+            for side in order.sample(SIDES, len(SIDES)):
+                found[side] += self.switched_turn(side)
+        others = [us for us, after in self._seen if not after]
+        self.after_work.append(1 - len(others) / len(self._seen))
+        self.shifts.append(statistics.median(found["on"]) / statistics.median(others) - 1)
+        return found
+
     def switched_turn(self, side: str) -> list[float]:
-        """Microseconds of each of some matches, with everything on or off."""
+        """Microseconds of each of a few matches, with everything on or off."""
         on = side == "on"
+        self.turn_of = side
+        self.turns[side] += 1
+        self.chance = random.Random(self.turns[side])
         told_before = self.told
         self._put(on=on)
-        self.paths = on and self._on.folder is not None
-        self.scrape = self._on.scrape if on else ""
         with self.before_all_else():
-            for _ in range(WARM_TIMES):
+            for _ in range(WAKING_TIMES):
                 self._paced()
             begun, used_us = time.monotonic(), self.daemon.cpu_us()
             taken, worked = [], [self._worked()]
@@ -109,24 +139,17 @@ class SwitchedSide(Side):
         self.counted_s += time.monotonic() - begun
         self.counted[side] += TIMES
         if on:
-            self._split(taken, worked)
+            after = [before != now for before, now in pairwise(worked)]
+            self._seen += zip(taken, after, strict=True)
         else:
             self.told = told_before  # nobody was told of these
         return taken
 
-    def _split(self, taken: list[float], worked: list[int]) -> None:
-        others = [
-            us
-            for us, (before, after) in zip(taken, pairwise(worked), strict=True)
-            if before == after
-        ]
-        self.after_work.append(1 - len(others) / len(taken))
-        self.shifts.append(statistics.median(taken) / statistics.median(others) - 1)
-
-    def put_on(self) -> None:
+    def settle(self) -> None:
         """Everything on, and nothing waits."""
         self._put(on=True)
-        self.scrape = self._on.scrape
+        self._want(SETTLED)
+        self._want(ON)
 
     def _worked(self) -> int:
         times: int = COUNT.unpack_from(self._file, COUNT_AT)[0]
@@ -136,9 +159,10 @@ class SwitchedSide(Side):
         return self.match(self.chance.random() * GAP_S)
 
     def _put(self, *, on: bool) -> None:
+        self.paths = on and self._on.folder is not None
+        self.scrape = self._on.scrape if on else ""
         if on:
             self._signal_publishers(signal.SIGCONT)
-            self._want(SETTLED)
             self._want(ON)
         else:
             self._want(OFF)
@@ -147,11 +171,15 @@ class SwitchedSide(Side):
     def _want(self, state: int) -> None:
         self._file[WANTED_AT] = state
         give_up = time.monotonic() + SETTLED_S
+        again = 0.0
         while self._file[IS_AT] != state:
-            if time.monotonic() > give_up:
+            now = time.monotonic()
+            if now > give_up:
                 raise RuntimeError(f"the daemon does not come to state {state}")
-            self.daemon.process.send_signal(LOOK)
-            time.sleep(LOOK_EVERY_S)
+            if now > again:
+                self.daemon.process.send_signal(LOOK)
+                again = now + LOOK_EVERY_S
+            time.sleep(SEEN_S)
 
     def _signal_publishers(self, number: signal.Signals) -> None:
         for child in self._publishers:
@@ -167,10 +195,10 @@ def measure(rounds: int, seed: int, parts: Collection[Part]) -> Found:
         pin(stack, [side], subscriber)
         for _ in range(ENDS_AT_ONCE):
             side.end()
-        turns: dict[str, Turn] = {name: partial(side.switched_turn, name) for name in SIDES}
-        found = alternate(turns, rounds, random.Random(seed), warm=1)
+        order = random.Random(seed)
+        found = [side.round(order) for _ in range(WARM_ROUNDS + rounds)][WARM_ROUNDS:]
         cpu = {name: side.cpu_us[name] / side.counted[name] for name in SIDES}
-        side.put_on()
+        side.settle()
         kept = kept_by(side, on.folder, subscriber)
         paced = Paced(
             sum(side.counted.values()) / side.counted_s,
@@ -194,7 +222,7 @@ def compare_by_round(starts: Sequence[Start], side: str, *bases: str, seed: int 
         [
             math.log(
                 statistics.median(found[side])
-                / statistics.fmean(statistics.median(found[base]) for base in bases)
+                / statistics.geometric_mean(statistics.median(found[base]) for base in bases)
             )
             for found in start
         ]

@@ -4,8 +4,9 @@
 wanted and what is. Two daemons that run the same program are not equally fast, for where their
 memory lies; one that has these things on at one time and not at another is the same daemon. Off, it
 does what a daemon does that was started without them: the tree's tap, the sums and the background
-are those of such a one. What pages went meanwhile nobody has noted, so a publisher is told
-everything anew when it is put on, and that is waited for (`SETTLED`).
+are those of such a one. Put on again, they go on as if no time had passed, so that however short
+the times are, they do no more in them than they would. What pages came and went meanwhile nobody
+has noted: now and then a publisher is told everything anew, and that is waited for (`SETTLED`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,19 +42,16 @@ LOOK: Final = signal.SIGUSR1
 class Switch(Background):
     """What a daemon does besides answering, or nothing of it."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        kv: KvFeed | None,
-        exporter: Exporter | None,
-        waiting: Callable[[], bool],
-    ) -> None:
-        super().__init__(recording, kv, exporter, waiting)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         assert Switched.file is not None
         self._file = Switched.file
         self._is = ON
         self._asked = self._times = 0
-        self._all = (recording, kv, exporter)
+        self._off: Recording | None = None
+        self._off_us = 0
+        self._stale = False
+        self._all = (self._recording, self._kv, self._exporter)
         signal.signal(LOOK, lambda *_: None)  # the loop is woken by it, as by any
 
     def turn(self, now_us: int, *, quiet: bool) -> None:
@@ -77,18 +74,29 @@ class Switch(Background):
         daemon = Switched.daemon
         assert daemon is not None
         if wanted == OFF:
-            off = Recording(None, host_bytes=0, now_us=now_us())
-            for pool in daemon._directory.pools.values():
-                off.pool_came(pool, now_us())
-            self._put(daemon, off, None, None)
-            if self._all[1] is not None and self._all[1]._capture is not None:
-                self._all[1]._capture.lose()
+            self._off = self._off or _nothing_on(daemon)
+            self._put(daemon, self._off, None, None)
+            self._off_us, self._stale = now_us(), True
         elif self._is == OFF:
             self._put(daemon, *self._all)
-        if wanted == SETTLED and not self._settled():
+            self._move_on(now_us() - self._off_us)
             self._is = ON
+        if wanted == SETTLED and not self._settled():
             return
         self._is = self._file[IS_AT] = wanted
+
+    def _move_on(self, by_us: int) -> None:
+        """What was to be done at a time is to be done so much later."""
+        recording, kv, _ = self._all
+        if recording.ready_us is not None:
+            recording.ready_us += by_us
+        recording._flush_us += by_us
+        recording._worked_us += by_us
+        if kv is not None:
+            kv._handed_us += by_us
+            kv._not_before_us += by_us
+            if kv._waiting_us:
+                kv._waiting_us += by_us
 
     def _put(
         self, daemon: Any, recording: Recording, kv: KvFeed | None, exporter: Exporter | None
@@ -100,11 +108,22 @@ class Switch(Background):
 
     def _settled(self) -> bool:
         recording, kv, _ = self._all
+        capture = None if kv is None else kv._capture
+        if self._stale and capture is not None:
+            capture.lose()
+        self._stale = False
         recorder = recording._recorder
         if recorder is not None and len(recorder):
             return False
-        capture = None if kv is None else kv._capture
         return capture is None or not (capture.lost or capture.busy)
+
+
+def _nothing_on(daemon: Any) -> Recording:
+    """The recording of a daemon that keeps sums alone."""
+    off = Recording(None, host_bytes=0, now_us=now_us())
+    for pool in daemon._directory.pools.values():
+        off.pool_came(pool, now_us())
+    return off
 
 
 class Switched(program.Daemon):

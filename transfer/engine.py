@@ -242,7 +242,8 @@ class Engine:
                 turn = self._lanes.turn(copy, self._clock_us())
                 self._slicer.shorten(copy, turn)
                 try:
-                    ticket = self._submit(copy.more, urgent=copy.urgent, calm=turn in FASTEST)
+                    how = {"calm": turn in FASTEST, "beside": copy.staged is not None}
+                    ticket = self._submit(copy.more, urgent=copy.urgent, **how)
                 except TransferError as error:
                     self._lose(copy, "failed", str(error), broken=True)
                     continue

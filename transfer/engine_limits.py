@@ -10,6 +10,10 @@ from directory.core.limits import DEVICE_DEADLINE_MS, FENCE_DEADLINE_MS, KIB, MI
 from transfer.lanes import Pace
 from transfer.slicing import SliceSizes
 
+BESIDE_RANGES = 96
+"""Lists from so many ranges on are worth a thread: the driver takes some 50 us for them. One page
+of a token or 16, and a slice of 8 MiB of 128 KiB chunks, have 64 and go at once."""
+
 
 class EngineLimits(NamedTuple):
     """Bounds of the engine's queues and steps."""
@@ -54,8 +58,10 @@ class EngineLimits(NamedTuple):
     later_slice_bytes: int = 0
     """Of a load that lands layer by layer, behind its first layers; at least `slice_bytes`."""
     submit_beside: int = 0
-    """A thread makes the driver's calls of lists of so many ranges and more, while the loop
-    prepares the next one (0: the loop does)."""
+    """A thread makes the driver's calls of lists of so many ranges and more of what goes through a
+    slab, while the loop prepares the next one (0: the loop does). What goes as it lies is the
+    loop's, whose time is hidden behind the bus: by the thread such loads took 2.6 to 5 times as
+    long while the loop asked for events."""
     copies_max: int = 64 * KIB
     fence_deadline_us: int = FENCE_DEADLINE_MS * 1000
     device_deadline_us: int = DEVICE_DEADLINE_MS * 1000

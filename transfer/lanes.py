@@ -28,8 +28,9 @@ WAYS: dict[str, Way] = {"backup": Way.BACKUP, "peer_copy": Way.PEER}
 """The lane of each kind of copy; of any other it is RESTORE."""
 
 
-BEGUN_BEHIND = 2
-"""Slices of backups in flight behind which another backup begins."""
+BEGUN_BEHIND = 4
+"""Slices of backups in flight behind which another backup begins: it takes as long as the bus takes
+for two."""
 
 
 class Pace(NamedTuple):

@@ -113,6 +113,17 @@ class Mover:
 
     def run(self) -> None:
         """Serve until told to stop. Raises `ChannelClosed` when the daemon is gone."""
+        lost = False
+        try:
+            self._serve()
+        except DeviceLost:
+            lost = True  # a call into a broken context may never return: nobody waits for one
+            raise
+        finally:
+            if not lost:
+                self._close()
+
+    def _serve(self) -> None:
         # What was imported lives as long as this process: no collection has to walk through it
         # while a forward pass waits for a layer.
         gc.freeze()
@@ -139,7 +150,6 @@ class Mover:
                 if damaged:
                     self._send(PagesDamaged(packed_slots(damaged), "scrub"))
         self._channel.wait_sent(1.0)
-        self._close()
 
     def _patience_ms(self) -> int | None:
         """How long to wait for a message before the next step; None: until there is one."""

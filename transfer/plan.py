@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from directory.core.actions import CopyPart
 from directory.core.errors import LayoutError
 from directory.core.ids import HOST, Place, PoolId, is_pool
+from transfer.bounds import surely_below
 from transfer.host_tier import INDEX_MASK, SEGMENT_SHIFT, TierShape
 from transfer.layout import PoolLayout
 
@@ -332,9 +333,9 @@ def _check_side(
     tier: TierShape | None,
     slot_bytes: int,
 ) -> None:
-    highest = max(pages)
     if layout is not None:
-        if highest >= layout.page_count:
+        if not surely_below(packed, layout.page_count) and max(pages) >= layout.page_count:
+            highest = max(pages)
             raise LayoutError(
                 f"page {highest} is beyond the {layout.page_count} pages of pool {place}"
             )
@@ -343,9 +344,11 @@ def _check_side(
         raise LayoutError("there is no host tier here")
     # A tier may have many segments, and all but the last, which may be shorter, are alike. None of
     # its slots is beyond it if the highest one is not.
+    highest = max(pages)
     if highest >> SEGMENT_SHIFT >= tier.segment_count - 1:
         tier.locate(highest, slot_bytes)
-    if _highest_index(packed) >= tier.segment_bytes // slot_bytes:
+    each = tier.segment_bytes // slot_bytes
+    if not surely_below(packed, each, 2) and _highest_index(packed) >= each:
         tier.locate(max(pages, key=INDEX_MASK.__and__), slot_bytes)
 
 

@@ -26,7 +26,8 @@ from transfer.plan import (
     plan,
     slices,
 )
-from transfer.staging import Slab, StagedCopy, capped, staged_slices
+from transfer.staged_slices import capped, staged_slices
+from transfer.staging import Slab, StagedCopy
 
 
 class SliceSizes(NamedTuple):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from directory.core.actions import CopyPart
@@ -21,7 +21,6 @@ from directory.core.ids import HOST, PoolId
 from transfer.device.protocol import Ticket
 from transfer.ipc.stage_ring import (
     ENTRIES,
-    PAGES_MAX,
     PART_ALIGNMENT,
     STAGE_BELOW_BYTES,
     StageRequest,
@@ -29,18 +28,20 @@ from transfer.ipc.stage_ring import (
     wake,
 )
 from transfer.layout import PoolLayout
-from transfer.pages import PageBatch, Pattern, page_slices
+from transfer.pages import PageBatch, Pattern
 from transfer.plan import Chunk, RangeBatch, fused
 
 PATTERNS_MAX = 4_096
-SORTED_MAX = 8_192
-"""Pages whose order is made at once: some 2 ms, in which nothing else of the mover goes on."""
-FIRST_SHARE = 2
-"""So much smaller is a copy's first slice: the bus, or the scheduler, waits for it."""
+HEADS = 2
+"""Slices behind which the bus has enough to do for the rest to be put in order meanwhile."""
 PARTS_WANTED = 8
+LOADS_SHARE = 4
+"""One of so many parts is kept for loads. Backups that have few of them let the bus stand still: a
+part of theirs is taken from before its rows are packed until the bus has carried them."""
 POSTS_AT_ONCE = 2
-PACKED_WITHIN_US = 1_000
-"""A scheduler that lives has packed a slice in less, unless it is busy."""
+PACKED_WITHIN_US = 3_000
+"""A scheduler that lives has packed a slice in less, and the mover has looked, unless it is
+busy."""
 
 
 class Piece(NamedTuple):
@@ -96,14 +97,13 @@ class Slab:
         return smallest < STAGE_BELOW_BYTES and layout.page_bytes <= self.part_bytes
 
     def take(self, *, pack: bool) -> int | None:
-        """A part that nobody touches, if there is one; the last half of them is kept for loads."""
+        """A part that nobody touches, if there is one; the last ones are kept for loads."""
         done = self.ring.done
         for number in [n for n in self._orphans if n <= done]:
             self._spare.append(self._orphans.pop(number))
             self._failed.discard(number)
-        if done < self.left_over or len(self._spare) <= (self._count // 2 if pack else 0):
-            return None
-        return self._spare.pop()
+        kept = max(1, self._count // LOADS_SHARE) if pack else 0
+        return None if done < self.left_over or len(self._spare) <= kept else self._spare.pop()
 
     def give(self, part: int) -> None:
         """Neither device nor scheduler touches a part any more."""
@@ -194,6 +194,7 @@ class StagedCopy:
         self._held: list[PageBatch] | None = None  # taken, but there was no part for it
         self._since_us = 0  # since when nothing of it has moved
         self._parked = False
+        self._posted = self._sent = 0  # slices to be packed, slices submitted
         self._all_taken = False
         self._lost = False
         self._packed: deque[Piece] = deque()
@@ -209,7 +210,14 @@ class StagedCopy:
     @property
     def willing(self) -> bool:
         """Whether it may have more packed or moved at once, as far as is known."""
-        return not (self._lost or self._all_taken or self._held is not None)
+        held = self._held is not None or self._begins
+        return not (self._lost or self._all_taken or held)
+
+    @property
+    def _begins(self) -> bool:
+        """Whether its first slices are being packed: the bus waits for them, and is not to wait for
+        the rest to be put in order."""
+        return self._posted >= HEADS > self._sent and bool(self._open)
 
     def packs(self, now_us: int) -> bool:
         """Whether its scheduler is packing, as one does that lives."""
@@ -232,7 +240,7 @@ class StagedCopy:
                 return None
             if self._packed:
                 return self._give(self._packed.popleft())
-            batches = self._take()
+            batches = None if self._begins else self._take()
             if batches is None:
                 return None
             if not self._through(batches[0]):
@@ -246,11 +254,13 @@ class StagedCopy:
             if not piece.request.pack:
                 return self._give(piece)
             self._open[self.slab.post(piece.request)] = piece, 0
+            self._posted += 1
         return None
 
     def submitted(self, ticket: Ticket) -> None:
         """The slice given last is with the device."""
         self._moving[ticket], self._given = self._given, None
+        self._sent += 1
 
     def moved(self, ticket: Ticket, error: str) -> bool:
         """The device is done with a slice; says whether it has landed with that."""
@@ -331,65 +341,6 @@ class StagedCopy:
 def ranges_of(batches: Sequence[PageBatch]) -> list[RangeBatch]:
     """Whole pages range by range, for a device that takes those."""
     return [piece for batch in batches for piece in batch.ranges()]
-
-
-def capped(slices: Iterable[list[PageBatch]]) -> Iterator[list[PageBatch]]:
-    """The same slices, none with more pages than a request names."""
-    for batches in slices:
-        if sum(len(batch.source_pages) for batch in batches) <= PAGES_MAX:
-            yield batches
-        else:
-            yield from page_slices(batches, PAGES_MAX * batches[0].pattern.nbytes)
-
-
-def staged_slices(batches: Iterable[PageBatch], slice_bytes: int) -> Iterator[list[PageBatch]]:
-    """Slices of pages that go through a slab: a small one first, as they come, which is on its way
-    while the others are put in order."""
-    left = iter(batches)
-    first = next(left, None)
-    if first is None:
-        return
-    head, rest = _split(first, max(1, slice_bytes // FIRST_SHARE // first.pattern.nbytes))
-    if rest:
-        yield from page_slices([head], slice_bytes)
-    ordered = (piece for batch in chain(rest or [head], left) for piece in by_slot(batch))
-    yield from page_slices(ordered, slice_bytes)
-
-
-def by_slot(batch: PageBatch) -> Iterator[PageBatch]:
-    """Pages between a pool and the host tier in the order of their slots, so many at a time.
-
-    The bus moves rows of 128 KiB in ascending order up to a tenth faster than here and there, and
-    each slice reaches fewer segments.
-    """
-    left = [batch]
-    while left and HOST in batch[:2]:
-        here, left = _split(left[0], SORTED_MAX)
-        if here.target == HOST:
-            stops, starts = in_order(here.target_pages, here.source_pages)
-        else:
-            starts, stops = in_order(here.source_pages, here.target_pages)
-        yield here._replace(source_pages=starts, target_pages=stops)
-    yield from left  # all of it where it goes between pools
-
-
-def _split(batch: PageBatch, count: int) -> tuple[PageBatch, list[PageBatch]]:
-    """The first so many pages, and the others if there are any."""
-    starts, stops = batch.source_pages, batch.target_pages
-    if len(starts) <= count:
-        return batch, []
-    first = batch._replace(source_pages=starts[:count], target_pages=stops[:count])
-    return first, [batch._replace(source_pages=starts[count:], target_pages=stops[count:])]
-
-
-def in_order(slots: Sequence[int], pages: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Slots in ascending order, and with each the page that it was with."""
-    by_number = dict(zip(slots, pages, strict=True))
-    if len(by_number) == len(slots):
-        ordered = sorted(by_number)
-        return ordered, list(map(by_number.__getitem__, ordered))
-    order = sorted(range(len(slots)), key=slots.__getitem__)  # one slot for several pages
-    return [slots[n] for n in order], [pages[n] for n in order]
 
 
 def moved_chunks(parts: Sequence[CopyPart], layout: PoolLayout) -> int:

@@ -32,8 +32,10 @@ from tests.sglang.environments import python_of
 from tests.sglang.tied import die_with_parent
 
 FIRST_PORT = 21_000
-TIMED = ("ttft", "rows", "profile", "loaded", "busy-wait")
+TIMED = ("ttft", "rows", "profile", "loaded", "turns", "gaps", "busy-wait", "own")
 """How groups begin that save what there is as they go, and that have a model of their own."""
+WEIGHTED = ("rows", "rows-checked", "loaded-checked")
+"""Those of them that may run at a time and want real weights, which are written once."""
 PORTS = 16
 """Of each group's engines."""
 
@@ -74,6 +76,8 @@ def run(
     if not all(name.startswith(TIMED) for name in wanted):
         for model in {chosen.model, chosen.kills_model}:
             models.make(model, work / f"model-{model}", python)
+    if device == "cuda" and parallel > 1 and len(set(WEIGHTED) & set(wanted)) > 1:
+        models.make(chosen.ttft_model, work / f"model-{chosen.ttft_model}", python)
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     began = time.monotonic()
     while wanted or running:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.sglang_gpu import busy_wait, exact, ids, kills, loaded, rows, ttft
+from benchmarks.sglang_gpu import busy_wait, exact, ids, kills, loaded, own, rows, ttft
 from benchmarks.sglang_gpu.places import Place
 from benchmarks.sglang_gpu.scales import Scale
 
@@ -43,11 +43,14 @@ GROUPS: Final[dict[str, Group]] = {
     "rows": rows.run,
     "rows-checked": partial(rows.run, pairs=1, checked=True),
     "loaded": loaded.run,
-    "loaded-checked": partial(loaded.run, rounds=1, checked=True),
+    "loaded-checked": partial(loaded.run, checked=True),
+    "turns": partial(loaded.run, parts=("turns",)),
+    "gaps": partial(loaded.run, parts=("gaps",)),
     "profile": partial(rows.run, pairs=4, marks=True, dummy=True),
     "ttft": ttft.run,
     "ttft-direct": partial(ttft.run, hicache=("direct", "page_first_direct")),
     "exact-adaptive-16-overlap": partial(exact.run, loads="adaptive", page=16, overlap=True),
     "busy-wait": busy_wait.run,
     "kills-adaptive": partial(kills.run, loads="adaptive"),
+    "own": own.run,
 }

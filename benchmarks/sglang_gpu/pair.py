@@ -34,7 +34,8 @@ PATIENT: Final[Mapping[str, str]] = {
 COUNTED: Final = (
     "asked", "offers", "offers_held_back", "offers_crowded", "loads", "loads_declined",
     "loads_put_back", "loads_put_off", "restores", "restores_without_room", "landed", "lost",
-    "landings_freed", "held_too_long", "matches_missed", "evictions_waited", "ticks", "ticks_us",
+    "landings_freed", "held_too_long", "matches_missed", "evictions_waited", "steps_first",
+    "ticks", "ticks_us",
 )  # fmt: skip
 """What is told of engines, from their start on."""
 
@@ -108,7 +109,10 @@ class Pair:
             raise AssertionError(f"{len(registered)} of {len(self.engines)} engines are registered")
 
     def report(self) -> AdminReport:
-        """The daemon's account of itself, with all invariants checked."""
+        """The daemon's account of itself, with all invariants checked. Raises `AssertionError` with
+        the end of its log where it has ended."""
+        if (status := self.daemon.process.poll()) is not None:
+            raise AssertionError(f"the daemon ended: {status}\n{self.daemon.log()[-3000:]}")
         return ask(self.daemon.runtime_dir, 20.0)
 
     def at_rest(self) -> AdminReport:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from benchmarks.sglang_gpu import models, quiet
 from benchmarks.sglang_gpu.compare import compare
@@ -74,11 +74,13 @@ def run(
     dummy: bool = False,
     hicache: tuple[str, str] = ("kernel", "page_first"),
     loads: str = "adaptive",
+    table: type[Rows] | None = None,
     save: Save = lambda _: None,
 ) -> dict[str, Any]:
     """Run the group. `pairs`: rounds of a length (0: the scale's); `marks`: each process notes when
     what happened (transfer/ipc/marks.py); `checked`: every page is compared, nothing is timed;
-    `dummy`: SGLang fills the weights in."""
+    `dummy`: SGLang fills the weights in; `table`: whose engines and rounds they are."""
+    table = table or Rows
     seat = Seat.of_machine(look=place.cuda)  # before anything else runs
     dummy &= place.cuda
     folder = place.folder.parent / f"model-{scale.ttft_model}"
@@ -99,7 +101,7 @@ def run(
         environ[VARIABLE] = str(place.folder / "marks")
         (place.folder / "marks").mkdir(exist_ok=True)
         mark.begin_in(environ[VARIABLE])
-    tier = f"{scale.rows_tier_gib}GiB" if place.cuda else "64MiB"
+    tier = f"{table.tier_gib(scale)}GiB" if place.cuda else "64MiB"
     with Pair(
         place, folder, tier, given, environ, checked=checked, daemons=environ, wait=False
     ) as pair:
@@ -107,8 +109,12 @@ def run(
         def entry(name: str) -> dict[str, str]:
             return quiet.environ(place.folder / f"{name}.pid")
 
-        names = "ab" if len(place.gpus) == 1 else "abn"  # the dry run has n as well
-        pools = {"n": {"max_total_tokens": scale.rows_pool_other}}
+        other = len(place.gpus) != 1  # the dry run has n as well
+        names = [name for name in table.NAMES if name != "n" or other]
+        pools = {
+            "a": {"max_total_tokens": scale.rows_pool_source(given["page_size"])},
+            "n": {"max_total_tokens": scale.rows_pool_other},
+        }
         engines = {
             name: pair.start(
                 name, int(name == "n"), {"TREECORED_LOADS": loads, **entry(name)},
@@ -119,7 +125,7 @@ def run(
         beside: dict[str, Engine] = {}
         if not checked:
             beside["stock"] = place.engine("stock", entry("stock"), _plain(given, folder))
-        if place.cuda and not checked:
+        if place.cuda and not checked and "hicache" in table.BESIDE:
             backend, layout = hicache
             more = {
                 "enable_hierarchical_cache": True, "hicache_size": scale.hicache_gib,
@@ -137,7 +143,7 @@ def run(
             daemon = pair.daemon.process.pid
             seat.movers([daemon, pair.report().counters["daemon_mover_pid"]])
             seat.settle()
-            rows = Rows(pair, {**engines, **beside}, scale, pairs, seat)
+            rows = table(pair, {**engines, **beside}, scale, pairs, seat)
             result = rows.run(save, marks=place.folder / "marks" if marks else None)
             if checked:
                 pair.settle_digests()
@@ -167,6 +173,19 @@ class Rows:
     a has what is in another's pool and is not timed. `pairs`: rounds of each length (0: the
     scale's)."""
 
+    NAMES: ClassVar[str] = "abn"
+    BESIDE: ClassVar[tuple[str, ...]] = ("stock", "hicache")
+
+    @staticmethod
+    def lengths(scale: Scale) -> Sequence[tuple[int, int]]:
+        """Tokens of a prompt and rounds, of each length in turn."""
+        return list(zip(scale.rows_lengths, scale.rows_pairs, strict=True))
+
+    @staticmethod
+    def tier_gib(scale: Scale) -> int:
+        """The host tier holds every prompt there is."""
+        return scale.rows_tier_gib
+
     def __init__(
         self, pair: Pair, engines: dict[str, Engine], scale: Scale, pairs: int, seat: Seat
     ) -> None:
@@ -186,9 +205,9 @@ class Rows:
         result: dict[str, Any] = {
             "ok": False, "cpus": self.seat.as_json(), "rows": {}, "ratios": {},
         }  # fmt: skip
-        for at, length in enumerate(self.scale.rows_lengths):
+        for at, (length, pairs) in enumerate(self.lengths(self.scale)):
             column: Column = {}
-            for _ in self._rounds(at, length, column, self.pairs or self.scale.rows_pairs[at]):
+            for _ in self._rounds(at, length, column, self.pairs or pairs):
                 result["rows"][str(length)] = {
                     name: {"median_ms": round(statistics.median(ms), 2), "ms": ms}
                     for name, ms in column.items()
@@ -196,6 +215,7 @@ class Rows:
                 result["misses"] = self.misses[:10]
                 save(result)
             result["ratios"][str(length)] = judged(column, long=length >= LONG)
+            result["misses"] = self.misses[:10]  # those that only the end of a length shows, too
             save(result)
         report = self.pair.at_rest()
         result["violations"] = list(report.violations)[:5]
@@ -216,7 +236,7 @@ class Rows:
         # Enough of them that each was evicted when its turn comes again, in whatever order b is
         # asked for the three of a round: even from last in one to first in another.
         host = [list(prompt(base + n, length)) for n in range((fit + 2) // 2 * 2)]
-        count = self.scale.rows_pool_other // length + 1  # n is asked for one of them
+        count = self.scale.rows_peers(length)
         peers = [list(prompt(base + 500 + n, length)) for n in range(count)]
         before = self._backed_up()
         a, b = self.engines["a"], self.engines["b"]

@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.report import table
 from benchmarks.sglang_gpu.rows import LONG, judged
 
+QUANTILES = ("p50_ms", "p90_ms", "p99_ms", "longest_ms", "mean_ms")
+
 
 def show(folder: Path) -> str:
     """Tables of every result in a folder, and what went wrong."""
@@ -179,8 +181,8 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
         for n, one in enumerate(found, 1)
     ]  # fmt: skip
     gaps = [
-        [system, phase, *(f"{one[f'{k}_ms']:.2f}" for k in ("p50", "p99", "mean")), one["asked"],
-         one.get("left_out", "")]
+        [system, phase, *(f"{one[k]:.2f}" if k in one else "" for k in QUANTILES), one["gaps"],
+         one["asked"], one.get("left_out", ""), *one.get("bus", {}).values()]
         for system, found in result.get("gaps", {}).items()
         for phases in found
         for phase, one in phases.items()
@@ -188,6 +190,7 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
     judgements = [
         [ours, theirs, phase,
          *(f"{one[k]:.3f}" if k in one else "" for k in ("p50", "p99", "goal")),
+         one.get("asked more", ""),
          "; ".join(["not comparable", *one["not comparable"]]) if "not comparable" in one
          else "" if one.get("ok", True) else "missed"]
         for ours, beside in result.get("gap_ratios", {}).items()
@@ -196,10 +199,14 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
     ]  # fmt: skip
     heads = ["system", "round", "requests/s", "TTFT ms, mean", "of later turns", "cached", "failed"]
     parts = [f"{name} ({_ok(result)}): conversations", table(heads, rounds)]
-    parts += [str(result.get("factors", {})), "gaps between tokens, ms"]
-    parts.append(table(["system", "beside", "p50", "p99", "mean", "asked", "left out"], gaps))
-    heads = ["gaps of", "times those of", "beside", "p50", "p99", "goal", ""]
+    parts += [str(result.get("factors", {})), f"pace: {result.get('pace', '')}"]
+    parts.append("gaps between tokens, ms")
+    heads = ["system", "beside", "p50", "p90", "p99", "longest", "mean", "gaps", "asked",
+             "left out", "bus from the host", "bus to it"]  # fmt: skip
+    parts.append(table(heads, gaps))
+    heads = ["gaps of", "times those of", "beside", "p50", "p99", "goal", "asked more", ""]
     parts.append(table(heads, judgements))
     if "digests" in result:
         parts.append(_digests(result))
-    return "\n".join([*parts, str(result.get("cost", {})), str(result.get("absent", ""))])
+    costs = [str(result.get(name, {})) for name in ("cost", "gaps_cost", "absent")]
+    return "\n".join([*parts, *costs])

@@ -106,6 +106,11 @@ EXIT_USAGE = 2
 @click.option("--log-format", help="console or json. [console]")
 @click.option("--sessions-max", help="Scheduler processes at once. [256]")
 @click.option(
+    "--look-us",
+    help="Microseconds of looking for the next question before sleeping, while they come close "
+    "upon one another; more wants a core of its own. [50]",
+)
+@click.option(
     "--mover-silence-ms-max",
     help="Milliseconds after which a mover that has copies and says nothing is replaced. [1200]",
 )

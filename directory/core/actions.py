@@ -142,6 +142,11 @@ class ReleasePool(msgspec.Struct, frozen=True):
     pool: PoolId
 
 
+class MoreToClose(msgspec.Struct, frozen=True):
+    """Hand in one `CloseMore` when there is time for it: a pool that has ended is in nobody's way,
+    but is not yet out of the tree."""
+
+
 class Fence(msgspec.Struct, array_like=True, frozen=True):
     """Passed when the pool's timeline has reached the value."""
 
@@ -219,6 +224,7 @@ Action = (
     | Registered
     | RegistrationRefused
     | ReleasePool
+    | MoreToClose
     | SubmitCopy
     | Journal
     | JournalBegin

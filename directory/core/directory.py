@@ -15,11 +15,13 @@ from directory.core.actions import (
     Action,
     Answer,
     Counters,
+    MoreToClose,
     Refused,
     Registered,
     RegistrationRefused,
     ReleasePool,
 )
+from directory.core.closing import Closing
 from directory.core.damage import Damage
 from directory.core.errors import (
     Diverged,
@@ -32,6 +34,7 @@ from directory.core.errors import (
 from directory.core.events import (
     Asked,
     Body,
+    CloseMore,
     CopyDone,
     Event,
     Lock,
@@ -56,7 +59,7 @@ from directory.core.records import SlotWord
 from directory.core.recovery import Builder, find
 from directory.core.registry import Registry
 from directory.core.requests import Handler, Requests
-from directory.core.states import LeaseEvent, PoolPhase
+from directory.core.states import PoolPhase
 from directory.core.story import Story
 from directory.core.transfers import Transfers
 from directory.core.tree import Tree
@@ -69,7 +72,8 @@ class Directory:
     """The authoritative state of one node. `host_bytes`: memory of the host tier.
 
     `journal`: a random number of this boot, not 0, where the tier is to outlive it; then the
-    actions include what is to be written down.
+    actions include what is to be written down. `closed_a_step`: leases and nodes of
+    pools that have ended which one event takes out.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Directory:
         host_bytes: int = 0,
         segment_bytes: int = 64 * limits.MIB,
         journal: int = 0,
+        closed_a_step: int = limits.CLOSED_A_STEP_MAX,
     ) -> None:
         self.tree = Tree()
         self.host = HostState()
@@ -86,6 +91,7 @@ class Directory:
         self.leases = LeaseTable(self.tree, self.slots)
         self.registry = Registry(self.tree)
         self.pools = self.registry.pools
+        self.closing = Closing(self.tree, self.leases, closed_a_step)
         self.counters: dict[str, int] = {}
         self.story = Story()
         self.journal = HostJournal(self.host, self.tree.nodes, journal)
@@ -125,6 +131,8 @@ class Directory:
             return self._register(event)
         if isinstance(event, PoolClosed):
             return self._end_session(event.pool)
+        if isinstance(event, CloseMore):
+            return self._close_more()
         if isinstance(event, PagesDamaged):
             self.story.add("pages_damaged", len(event.slots) // 4, event.found_by)
             self.transfers.wish(self.damage.take(event, self.transfers.copies.values()))
@@ -190,15 +198,18 @@ class Directory:
     def _close(self, pool: PoolState) -> list[Action]:
         self.story.add("closed", repr(pool))
         self.registry.begin_close(pool)
-        for receipt in list(pool.leases):
-            lease = self.leases.get(receipt, pool.place)
-            self.leases.release(pool, lease, LeaseEvent.OWNER_GONE)
         self.transfers.doom(pool)
-        flush_pages(self.tree, pool)
+        going_on = self.closing.busy  # then a step has been asked for that will see to it
+        self.closing.begin(pool)
         return [
             *(ReleasePool(member) for member in pool.members if member),
-            *self.transfers.pump(),
+            *(() if going_on else self._close_more()),
         ]
+
+    def _close_more(self) -> list[Action]:
+        self.closing.step()
+        more = [MoreToClose()] if self.closing.busy else []
+        return [*self.transfers.pump(), *more]
 
     # Clients.
 

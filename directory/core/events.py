@@ -194,6 +194,10 @@ class PoolClosed(msgspec.Struct, frozen=True):
     now_us: int
 
 
+class CloseMore(msgspec.Struct, frozen=True):
+    """Go on with the ends of pools, as `MoreToClose` asked for. Without anything left: nothing."""
+
+
 class CopyDone(msgspec.Struct, frozen=True, array_like=True, tag="copy_done"):
     """A mover finished a copy. "void": a word differed or an owner was gone; nothing counts.
 
@@ -225,5 +229,5 @@ class MoverLost(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Event = Asked | PoolRegistered | PoolClosed | CopyDone | PagesDamaged | MoverLost
+Event = Asked | PoolRegistered | PoolClosed | CloseMore | CopyDone | PagesDamaged | MoverLost
 Request = Match | Lock | Unlock | Insert | Evict | Evicted | Restore | Flush | Live | Stats

@@ -12,7 +12,7 @@ from directory.core.eviction import SECOND_CLASS, EvictionOrder, evictable, key_
 from directory.core.ids import HOST, Place, is_pool
 from directory.core.node import NOT_FILED, Node
 from directory.core.place import PlaceState, PoolState
-from directory.core.states import ResidencyState
+from directory.core.states import ResidencyState, TransferState
 from directory.core.tokens import unpack_pages
 from directory.core.tree import Tree
 
@@ -149,7 +149,7 @@ def _pool(pool: PoolState, here: dict[int, Node]) -> list[str]:
             parts.setdefault(run.span, []).append((run.first, run.length, node.id))
     if len(set(pages)) != len(pages):
         found.append(f"pages: pool {pool.place} has a page in two nodes")
-    if set(pages) != set(pool.owned):
+    if set(pages if pool.live else ()) != set(pool.owned):
         found.append(f"pages: pool {pool.place} owns {len(pool.owned)}, nodes hold {len(pages)}")
     if any(page >= pool.page_count for page in pages):
         found.append(f"pages: pool {pool.place} has a page beyond {pool.page_count}")
@@ -288,14 +288,27 @@ def _transfers(directory: Directory) -> list[str]:
         touching = {op for op, copy in copies.items() if place in copy.pools}
         if touching != pool.copies.keys():
             found.append(f"transfers: pool {place} lists copies {sorted(pool.copies)}")
-        if not pool.live and pool.nodes:
-            found.append(f"residency: closing pool {place} still holds {len(pool.nodes)} nodes")
+        found += _closing(directory, pool) if not pool.live else []
     found += [
         f"residency: node {node.id} is at pool {place}, which is gone"
         for node in directory.tree.nodes.values()
         for place in node.places
         if is_pool(place) and place not in directory.pools
     ]
+    return found
+
+
+def _closing(directory: Directory, pool: PoolState) -> list[str]:
+    found: list[str] = []
+    copies = directory.transfers.copies
+    counting = [op for op in pool.copies if copies[op].state is not TransferState.DOOMED]
+    if counting:
+        found.append(f"transfers: copies {counting} of {pool!r} count")
+    on_its_way = directory.closing.holds(pool.place)
+    if (pool.leases or pool.spans) and not on_its_way:
+        found.append(f"residency: {pool!r} has something left, and nobody sees to it")
+    if not (pool.leases or pool.spans or pool.copies or on_its_way):
+        found.append(f"residency: {pool!r} has nothing left, and is still there")
     return found
 
 

@@ -50,6 +50,8 @@ SEGMENTS_MAX: Final = 1 << 16
 SLOTS_PER_SEGMENT_MAX: Final = 1 << 16
 
 LEASES_PER_POOL_MAX: Final = 65_536
+CLOSED_A_STEP_MAX: Final = 64
+"""Leases, and nodes of the tree, that one event takes from pools that have ended."""
 BACKUPS_IN_FLIGHT_MAX: Final = 64
 BACKUPS_PENDING_MAX: Final = 262_144
 BACKUPS_LOOKED_AT_MAX: Final = 64

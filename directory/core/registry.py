@@ -16,7 +16,7 @@ from directory.core.tree import Tree
 
 
 class Registry:
-    """Pools by id. A pool that closes stays until its last copy has ended.
+    """Pools by id. A pool that closes stays until nothing of it is left.
 
     `members`: the pool of every rank's own number; a group of one has its pool's number.
     `groups`: how many of the pools have more than one rank.
@@ -57,10 +57,11 @@ class Registry:
         self._closing[pool.place] = pool
 
     def forget_closed(self) -> None:
-        """Closing -> closed for every pool that no copy touches any more."""
+        """Closing -> closed for every pool that no copy touches any more, and that has neither
+        leases nor nodes."""
         for pool in list(self._closing.values()):
-            if not pool.copies:
-                pool.phase = step(POOL, pool.phase, PoolEvent.LAST_COPY_END, pool)
+            if not (pool.copies or pool.leases or pool.spans):
+                pool.phase = step(POOL, pool.phase, PoolEvent.NOTHING_LEFT, pool)
                 del self._closing[pool.place]
                 del self.pools[pool.place]
                 del self._tree.places[pool.place]

@@ -82,7 +82,7 @@ class PoolEvent(StrEnum):
     REGISTER = "register"
     JOIN = "join"
     SESSION_END = "session_end"
-    LAST_COPY_END = "last_copy_end"
+    NOTHING_LEFT = "nothing_left"
 
 
 Table: TypeAlias = dict[tuple[StrEnum, StrEnum], StrEnum]
@@ -122,7 +122,7 @@ POOL: Final[Table] = {
     (_P.UNKNOWN, _PE.REGISTER): _P.LIVE,
     (_P.LIVE, _PE.JOIN): _P.LIVE,
     (_P.LIVE, _PE.SESSION_END): _P.CLOSING,
-    (_P.CLOSING, _PE.LAST_COPY_END): _P.CLOSED,
+    (_P.CLOSING, _PE.NOTHING_LEFT): _P.CLOSED,
 }
 
 TABLES: Final = {"residency": RESIDENCY, "transfer": TRANSFER, "lease": LEASE, "pool": POOL}

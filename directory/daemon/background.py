@@ -12,7 +12,7 @@ from typing import Final
 
 from directory.daemon.kv_feed import KvFeed
 from directory.daemon.metrics_feed import Exporter
-from directory.daemon.pacing import BATCH_US, is_late
+from directory.daemon.pacing import is_late
 from directory.daemon.recording import Recording
 
 LOOK_US: Final = 500
@@ -21,8 +21,6 @@ QUIET_US: Final = 500
 """So long nothing must have been asked before the log gets its turn: messages of one turn of a
 scheduler have come by then, and the sooner it begins the more is done before the next match, so
 that fewer of them come right after it."""
-EARLY_US: Final = BATCH_US // 2
-"""So much before its time the log works if events are handed on."""
 
 
 class Background:
@@ -65,7 +63,7 @@ class Background:
         elif ready_us is not None and (
             now_us >= max(ready_us, self._asked_us + QUIET_US)
             # The next match will find the caches full of other work anyway.
-            or (told and now_us >= ready_us - EARLY_US)
+            or told
         ):
             recording.work(now_us, self._waiting)
         if self._exporter is not None:

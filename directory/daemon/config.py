@@ -33,6 +33,7 @@ from directory.core.limits import (
     POOLS_MAX,
     SEGMENTS_MAX,
 )
+from directory.daemon.loop import SPIN_NS
 from directory.kvevents.addresses import parse
 from directory.kvevents.wire import Form
 from directory.protocol.runtime_dir import default_runtime_dir
@@ -48,6 +49,7 @@ DEVICE_HELP = (
     'it is "cpu", or "cuda:" and the UUID of a GPU, such as "cuda:GPU-8f7e...", '
     "or several of these with commas"
 )
+LOOK_US_MAX = 1_000_000
 SIZE_PATTERN = re.compile(r"\s*\d+(\.\d+)?\s*[A-Za-z]*\s*", re.ASCII)
 SIZE_HELP = 'write a number and a unit, such as "64GiB"'
 FOLDER_HELP = "write off, on, or the path of a folder"
@@ -140,6 +142,9 @@ class Settings(BaseSettings):
     log_format: LogFormat = "console"
     sessions_max: Annotated[int, Field(ge=1, le=POOLS_MAX)] = 256
     """Scheduler processes (connections to the session socket) at once."""
+    look_us: Annotated[int, Field(ge=0, le=LOOK_US_MAX)] = SPIN_NS // 1000
+    """Microseconds for which the daemon looks for the next question before it sleeps, while they
+    come as close as that upon one another; more keeps a core for it, where there are many."""
     mover_silence_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = MOVER_SILENCE_MS_MAX
     """A mover that has copies to do and says nothing for so long is killed and replaced."""
     mover_start_ms_max: Annotated[int, Field(ge=100, le=3_600_000)] = MOVER_START_MS_MAX

@@ -24,6 +24,7 @@ from directory.core.actions import (
     Journal,
     JournalBegin,
     JournalEnd,
+    MoreToClose,
     Refused,
     Registered,
     RegistrationRefused,
@@ -32,7 +33,7 @@ from directory.core.actions import (
 )
 from directory.core.directory import Directory
 from directory.core.errors import InternalError
-from directory.core.events import Asked, Body, CopyDone, Event
+from directory.core.events import Asked, Body, CloseMore, CopyDone, Event
 from directory.core.ids import OpId, PoolId
 from directory.daemon import garbage
 from directory.daemon.access_log import open_recording
@@ -48,15 +49,15 @@ from directory.daemon.metrics_feed import Exporter
 from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
 from directory.daemon.runtime import RuntimeDir, StartError
-from directory.daemon.server import Server
+from directory.daemon.server import Server, new_epoch
 from directory.daemon.sessions import Sessions
 from directory.daemon.tier_folder import TierFolder
+from directory.daemon.turns import Rank
 from directory.daemon.warm import open_kept, recover
 from directory.protocol.admin import AdminReply, AdminRequest, StatsReport
 from directory.protocol.ended import Ended, Wanted
 from transfer.host_tier import HostTierMemory
 
-EPOCH_BITS: Final = 63
 SHUTDOWN_MS_MAX: Final = 1_000
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -73,7 +74,7 @@ class Daemon:
         self.counters: Counter[str] = Counter()
         self._kept: KeptTier | None
         self._tier_folder: TierFolder | None
-        epoch = _new_epoch()
+        epoch = new_epoch()
         self.recording = open_recording(settings, runtime.path, epoch=epoch, now_us=now_us())
         self._kept, self._tier_folder = open_kept(settings, runtime.path)
         self._kv = open_feed(settings, runtime.path, self.counters)
@@ -83,7 +84,7 @@ class Daemon:
         self._serving = False
         self._stop_signal = 0
         self._exporter: Exporter | None = None
-        self._loop = Loop()
+        self._loop = Loop(settings.look_us * 1000)
         self._wake_in, self._wake_out = socket.socketpair()
         self._tier = self._make_tier()
         self._sums = open_table(settings, self._kept)
@@ -216,6 +217,8 @@ class Daemon:
                 self.sessions.on_released(action.pool)
                 self.movers.release_pool(action.pool)
                 self._pools_changed()
+            case MoreToClose():
+                self._loop.later(MoreToClose, Rank.BACKUPS, lambda: self.tell(CloseMore()))
             case Registered():
                 self.recording.pool_came(self._directory.registry.members[action.pool], now_us())
                 self.sessions.on_registered(action)
@@ -257,6 +260,7 @@ class Daemon:
         own = {f"daemon_{name}": value for name, value in sorted(self.counters.items())}
         own.update(daemon_mover_pid=self.movers.pid, daemon_breakers_open=self.movers.breakers_open)
         own.update(daemon_sessions=len(self.sessions), daemon_unmapping=self.sessions.unmapping)
+        own.update(daemon_looked_us=self._loop.looked_ns // 1000)
         return {**directorys, **own}
 
     @property
@@ -344,7 +348,7 @@ class Daemon:
         # The mover goes first: a pool or slot must not be written by a copy nobody knows of.
         self.sessions.close_all("the daemon begins a new epoch")
         self.movers.replace()
-        self.server.begin_epoch(_new_epoch())
+        self.server.begin_epoch(new_epoch())
         if self._kept is not None:
             # Written by a directory that has raised: nothing of it is believed.
             self._kept.clear()
@@ -383,18 +387,11 @@ class Daemon:
 
     def _wake(self, _: int) -> None:
         """The signal's own handler has run already; only the bytes are to be taken away."""
-        try:
+        with suppress(BlockingIOError):
             self._wake_in.recv(4096)
-        except BlockingIOError:
-            pass
 
     def _close_ready_fd(self) -> None:
         if self._ready_fd >= 0:
             with suppress(OSError):  # it may never have been a descriptor of ours
                 os.close(self._ready_fd)
             self._ready_fd = -1
-
-
-def _new_epoch() -> int:
-    """A number that no other boot has had, never 0."""
-    return secrets.randbits(EPOCH_BITS) or 1

@@ -28,6 +28,8 @@ from transfer.ipc.channel import ChannelDeadline, FdChannel
 ANSWER_S: Final = 5.0
 FILE_EVERY_S: Final = 15.0
 GONE_STATUS: Final = 2
+SELDOM_S: Final = 3_600.0
+"""How often it is looked whether somebody has ended it: nobody does."""
 
 log = structlog.get_logger("metrics")
 
@@ -78,7 +80,7 @@ def serve(listener: int, registry: CollectorRegistry) -> None:
     server = ThreadingHTTPServer(("", 0), Handler.factory(registry), bind_and_activate=False)
     server.socket.close()
     server.socket = socket.socket(fileno=listener)
-    server.serve_forever()
+    server.serve_forever(SELDOM_S)
 
 
 def write(path: str, registry: CollectorRegistry) -> None:

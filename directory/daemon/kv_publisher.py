@@ -37,7 +37,8 @@ JOIN_PAUSE_US: Final = 100_000
 JOIN_AGAIN_US: Final = 1_000_000
 """Everything is told to late subscribers of a stream no more often than this."""
 MESSAGES_AT_ONCE: Final = 16
-TICK_MS: Final = 50
+TURN_MS_MAX: Final = 1_000
+"""So long a turn waits at most: times of day may be set back."""
 REQUEST_BYTES_MAX: Final = 1_024
 QUEUED_MAX: Final = 100_000
 """Batches that a slow subscriber may be behind before it loses some (SGLang's own default)."""
@@ -83,6 +84,12 @@ class Outlet:
             self.close()
             raise
 
+    def due_us(self) -> int:
+        """When something has to be done though nobody says anything."""
+        if self.joined_us:
+            return max(self.joined_us + JOIN_PAUSE_US, self.told_us + JOIN_AGAIN_US)
+        return self.stream.sent_us + EMPTY_AFTER_US + 1
+
     def count(self, joined: bool) -> None:
         """Somebody subscribed, or left."""
         if joined and not self.joined_us:
@@ -122,9 +129,16 @@ class Publisher:
         self._refused: set[str] = set()
 
     def run(self) -> None:
-        """Publish for ever."""
+        """Publish for ever. Nobody is woken for nothing: cores are shared with who asks."""
         while True:
-            self.turn(TICK_MS)
+            self.turn(self.wait_ms())
+
+    def wait_ms(self) -> int:
+        """How long nothing has to be done though nobody says anything."""
+        due_us = min((outlet.due_us() for outlet in self._outlets.values()), default=None)
+        if due_us is None:
+            return TURN_MS_MAX
+        return min(TURN_MS_MAX, max(0, -(-(due_us - _now_us()) // 1000)))
 
     def turn(self, timeout_ms: int) -> None:
         """Wait for something, at most so long, and serve it."""
@@ -295,14 +309,15 @@ class Publisher:
 
     def _on_time(self, outlet: Outlet) -> None:
         now = _now_us()
-        joined = outlet.joined_us
-        if joined and now >= max(joined + JOIN_PAUSE_US, outlet.told_us + JOIN_AGAIN_US):
+        if now < outlet.due_us():
+            return
+        if outlet.joined_us:
             outlet.joined_us = 0
             if self._teller.ledger.whole:
                 outlet.told_us = now
                 everything = self._teller.everything(outlet.instance)
                 outlet.send(everything[1:] if outlet.others else everything)
-        elif now - outlet.stream.sent_us > EMPTY_AFTER_US:
+        else:
             outlet.send([])
 
 

@@ -7,6 +7,7 @@ and must never reach into the publisher's state.
 
 from __future__ import annotations
 
+import selectors
 import socket
 import threading
 import urllib.error
@@ -43,15 +44,25 @@ class Web:
                 """A client that hangs up is its own affair."""
 
         self._server = Listener((host, port), Bound)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name=f"http-{port}", daemon=True
-        )
+        self._server.timeout = 0
+        self._end_in, self._end_out = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name=f"http-{port}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop answering. Repeatable."""
-        self._server.shutdown()
+        self._end_out.close()
+        self._thread.join()
         self._server.server_close()
+        self._end_in.close()
+
+    def _serve(self) -> None:
+        # Not `serve_forever`, which wakes up all the time to see whether it is to end.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ)
+            end = selector.register(self._end_in, selectors.EVENT_READ)
+            while end not in [key for key, _ in selector.select()]:
+                self._server.handle_request()
 
 
 class _Handler(BaseHTTPRequestHandler):

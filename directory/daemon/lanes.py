@@ -21,7 +21,17 @@ import structlog
 
 from directory.core import limits
 from directory.core.errors import BadMessage, TooLarge
-from directory.core.events import Evict, Flush, Insert, Lock, Match, Restore, Unlock
+from directory.core.events import (
+    Evict,
+    Evicted,
+    Flush,
+    Insert,
+    Live,
+    Lock,
+    Match,
+    Restore,
+    Unlock,
+)
 from directory.core.ids import PoolId
 from directory.daemon.loop import Loop
 from directory.daemon.turns import Rank
@@ -44,6 +54,8 @@ ACK_AFTER_US: Final = limits.RESEND_AFTER_MS * 1000 // 20
 """A release waits so long for an answer that acknowledges it, too: a message less."""
 QUESTIONS: Final = frozenset({Match, Lock, Unlock, Ended})
 """They take a few microseconds to some hundred, and somebody waits for most of them."""
+REPORTS: Final = frozenset({Insert, Evicted, Flush, Live})
+"""A mirrored scheduler has done what it says, and waits for nothing."""
 COPIED_PER_TURN_MAX: Final = limits.MESSAGE_BYTES_MAX
 """Out of one arena, too, but for the message that reaches it: its frame is small, it is not."""
 TOUCHED_BYTES: Final = 2 * 1024 * 1024
@@ -92,6 +104,10 @@ class ClientLane:
         """Frames that were received behind it."""
         self.put_off = False
         """The oldest is no question, and waits for its turn."""
+        self.last: type[ClientBody] | None = None
+        """What was carried out last."""
+        self.follows = False
+        """After the last match a release came by itself."""
         self.copied = 0
         """Bytes that this turn's messages had copied out of the arena."""
         self._known: dict[int, bytes] = {}
@@ -199,14 +215,26 @@ class Lanes:
             self._loop.want_write(frames.fileno(), False)
         if lane.put_off:
             return
-        if not (lane.head or lane.left):
-            try:
-                lane.left.extend(frames.receive(FRAMES_PER_TURN_MAX))
-            except LaneOver as over:
-                log.debug("lane over", pool=lane.pool, reason=str(over))
-                self.close(lane.pool)
-                return
+        if not (lane.head or lane.left) and not self._receive(lane):
+            return
         self._carry_out(lane, questions_only=True)
+        if lane.follows and lane.last is Match and not (lane.closed or lane.head or lane.left):
+            # What is released is said behind the match, and has come meanwhile: so it is no turn of
+            # its own. Where it has not it is not looked for again before it was one.
+            if self._receive(lane) and lane.left:
+                self._carry_out(lane, questions_only=True)
+            else:
+                lane.follows = False
+
+    def _receive(self, lane: ClientLane) -> bool:
+        """Read what has come; False where the lane is over."""
+        try:
+            lane.left.extend(lane.frames.receive(FRAMES_PER_TURN_MAX))
+        except LaneOver as over:
+            log.debug("lane over", pool=lane.pool, reason=str(over))
+            self.close(lane.pool)
+            return False
+        return True
 
     def _turn(self, lane: ClientLane) -> None:
         """Its turn has come: carry out what was put off, and what came behind it."""
@@ -216,6 +244,7 @@ class Lanes:
     def _carry_out(self, lane: ClientLane, *, questions_only: bool) -> None:
         endpoint, pool, left = self._endpoint, lane.pool, lane.left
         begun, taken, broken = monotonic_ns(), 0, False
+        reports = not (questions_only or lane.thin)
         lane.copied = 0
         # What is answered to reports goes back in one piece: it wakes the client once.
         lane.serving = True
@@ -231,7 +260,12 @@ class Lanes:
             if taken and (lane.copied >= COPIED_PER_TURN_MAX or monotonic_ns() - begun >= PIECE_NS):
                 break
             lane.head = None
+            kind = type(envelope.body)
+            if kind is Unlock and lane.last is Match and not taken:
+                lane.follows = True
+            lane.last = kind
             taken += 1
+            reports = reports and kind in REPORTS
             waits = endpoint.take_lane(pool, envelope)
             if lane.closed:
                 return  # its registration has ended over this message
@@ -239,6 +273,7 @@ class Lanes:
                 self._loop.asked = True
                 lane.send_held()
         if taken:
+            self._loop.reported = self._loop.reported or reports
             endpoint.acknowledge_soon(pool)
             if endpoint.owing and self.due_us is None:
                 self.due_us = begun // 1000 + ACK_AFTER_US

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from directory.core.limits import POOLS_MAX
 from directory.daemon.cores import cores
 from directory.daemon.turns import Piece, Rank, Turns
+from directory.daemon.waking import Waking
 
 Callback = Callable[[int], None]
 """Called with the epoll event mask."""
@@ -27,7 +28,8 @@ EVENTS_PER_WAKE_MAX: Final = 4 * POOLS_MAX
 """More than all descriptors of all sessions: who is put off stays readable, and must not take the
 place of somebody who asks."""
 SPIN_NS: Final = 50_000
-"""How long the loop looks before it sleeps, while things come as close as that upon another."""
+"""How long the loop looks before it sleeps, while things come as close as that upon another; what
+it is where nobody says otherwise."""
 YIELDED_NS: Final = 8_000
 """Giving way to nobody takes less: whoever asked had to run on this very core first."""
 SHARED_MAX: Final = 8
@@ -62,7 +64,9 @@ class HiddenSource(Protocol):
 class Loop:
     """Callbacks of file descriptors, and at most one hidden source."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin_ns: int = SPIN_NS) -> None:
+        """`spin_ns`: how long it looks before it sleeps; 0: it sleeps at once."""
+        self._spin_ns = spin_ns
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callback] = {}
         self._hidden: HiddenSource | None = None
@@ -75,9 +79,14 @@ class Loop:
         self._again: set[int] = set()  # to be called the next time, whatever epoll says
         self._turns = Turns()
         self._look_out_ns = 0
+        self.looked_ns = 0
+        """So long it has looked for what had not come: processor time that no work needed."""
         self._after: list[Callable[[], None]] = []
+        self._waking = Waking()
         self.asked = False
         """Whether a question was answered in this turn; who answers one says so here."""
+        self.reported = False
+        """Whether reports were carried out in this turn and nothing that somebody waits for."""
 
     def watch(self, fd: int, callback: Callback) -> None:
         """Call back whenever the descriptor is readable or has hung up."""
@@ -142,12 +151,17 @@ class Loop:
         if self._again:
             told = {fd for fd, _ in ready}
             ready += [(fd, 0) for fd in self._again if fd not in told]
-        self.asked = False
+        self.asked = self.reported = False
         took_ns = self._call(ready) if ready else 0
         if hidden is not None and hidden.pending():
+            self._waking.asked()  # what it is is not known here
             turns.put(self._hidden_fd, Rank.REPORTS, hidden.drain)
         if turns.count:
             self._work(took_ns)
+        if self.asked:
+            self._waking.asked()
+        elif self.reported:
+            self._waking.reported()
         while self._after:
             self._after.pop()()
 
@@ -198,15 +212,19 @@ class Loop:
 
     def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         poll = self._epoll.poll
-        if not self._can_spin or timeout_s == 0:
+        if timeout_s == 0:
             return poll(timeout_s, EVENTS_PER_WAKE_MAX)
         begun = at = monotonic_ns()
-        until = max(self._look_out_ns, begun + SPIN_NS if self._close else 0)
+        if not self._can_spin:
+            return self._waking.sleep(poll, timeout_s, EVENTS_PER_WAKE_MAX, begun)
+        until = max(self._look_out_ns, begun + self._spin_ns if self._close else 0)
         if until > begun:
             if timeout_s is not None:
                 until = min(until, begun + int(timeout_s * 1e9))
             while not (ready := poll(0, EVENTS_PER_WAKE_MAX)):
-                at = monotonic_ns()
+                before, at = at, monotonic_ns()
+                if at - before <= YIELDED_NS:  # else somebody had the core
+                    self.looked_ns += at - before
                 if at >= until:
                     break
                 os.sched_yield()  # whoever asks may have been put on this very core
@@ -217,9 +235,9 @@ class Loop:
                 return ready
             if timeout_s is not None:
                 timeout_s = max(0.0, timeout_s - (until - begun) / 1e9)
-        ready = poll(timeout_s, EVENTS_PER_WAKE_MAX)
+        ready = self._waking.sleep(poll, timeout_s, EVENTS_PER_WAKE_MAX, begun)
         # Being woken takes time by itself, hence twice as much here.
-        self._close = bool(ready) and monotonic_ns() - begun < 2 * SPIN_NS
+        self._close = bool(ready) and monotonic_ns() - begun < 2 * self._spin_ns
         return ready
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from directory.core.events import PagesDamaged
 from directory.core.ids import PoolId
 from directory.core.tokens import unpack_pages
 from directory.daemon.registration import Registration
+from transfer.engine_limits import BESIDE_RANGES
 from transfer.messages import Rejected
 from transfer.mover_handle import MoverHandle
 from transfer.mover_set import MoverSet
@@ -23,6 +24,7 @@ SPINS: Final = "idle_spin_us="
 CORES_MIN: Final = 4
 """One for each who looks, daemon and mover, and others for those whom they serve: on two cores a
 restore took twice as long where they looked, with schedulers that wanted the cores."""
+BESIDE: Final = ("--limit", f"submit_beside={BESIDE_RANGES}")
 
 AnyMover = MoverHandle | MoverSet
 """One mover, or one a GPU."""
@@ -69,3 +71,12 @@ def may_look(device: str, options: Sequence[str], cores: int) -> bool:
         # The last one counts, and what is no number stops the mover's start.
         return told[-1].isdecimal() and int(told[-1]) > 0
     return device.startswith(GPU) and cores >= CORES_MIN
+
+
+def options_of(device: str, options: Sequence[str], cores: int) -> tuple[str, ...]:
+    """What movers of these devices are started with. Those of GPUs have a thread make the driver's
+    calls of long lists where there are cores for it: two a GPU, and two for the daemon and those
+    whom it serves. What the options say themselves comes behind that, and counts.
+    """
+    enough = cores >= CORES_MIN + 2 * device.count(",")
+    return (*(BESIDE if device.startswith(GPU) and enough else ()), *options)

@@ -30,6 +30,7 @@ from directory.daemon.mover_words import (
     AnyMover,
     log_damaged,
     may_look,
+    options_of,
     rejected,
     say_copy,
     say_import,
@@ -76,7 +77,7 @@ class Movers:
         self._device = device
         self._tier = tier
         self._patience = Patience(silence_ms_max, start_ms_max)
-        self._options = tuple(options)
+        self._options = options_of(device, options, loop.cores)
         self._held_fds = tuple(held_fds)
         self._sums = sums
         self._counters = counters

@@ -16,6 +16,13 @@ BATCH_US: Final = 250_000
 """So long a record may wait for more of its kind..."""
 BATCH_FILL: Final = 1 / 8
 """...or until the queue is so full."""
+AGAIN_US: Final = 100_000
+"""What was broken off for who asks goes on so much later, or with the events, not in the very next
+pause, so that less of what is asked comes right after it,..."""
+MORE_FILL: Final = 1 / 128
+"""...and where the queue is so full, ..."""
+SOON_US: Final = 25_000
+"""...so much later."""
 PRESSED_FILL: Final = 1 / 2
 """A queue so full waits for no quiet moment any more,..."""
 LATE_US: Final = 2_000_000
@@ -43,6 +50,13 @@ def share_of(fill: float) -> float:
 def is_late(ready_us: int | None, now_us: int) -> bool:
     """Whether what was worth doing from a moment on waits for no quiet moment any more."""
     return ready_us is not None and now_us - ready_us >= LATE_US
+
+
+def again_us(fill: float) -> int:
+    """How long work that was broken off for who asks waits before it goes on."""
+    if fill >= BATCH_FILL:
+        return 0
+    return SOON_US if fill >= MORE_FILL else AGAIN_US
 
 
 def burst_us(others_us: int, fill: float, *, late: bool = False) -> int:

@@ -9,7 +9,6 @@ does, and never hold more than its bounds.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Generator
 from typing import Final, NamedTuple
@@ -22,14 +21,23 @@ from directory.analytics.hot import HotPrefixes
 from directory.analytics.log import AccessLog
 from directory.analytics.record import Access, Eviction, Frame, Hit, Named, Reason, Room, Tier
 from directory.analytics.recorder import Chains, Ends, Recorder, Work
-from directory.core.events import Asked, Event, Flush, PoolClosed
+from directory.core.events import Asked, CloseMore, Event, Flush, PoolClosed
 from directory.core.ids import HOST, Place, PoolId
+from directory.core.limits import POOLS_MAX
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node, Space, Tap
 from directory.core.place import PoolState
 from directory.daemon import clock
+from directory.daemon.moments import Moments
 from directory.daemon.names import Names, fields_of
-from directory.daemon.pacing import BATCH_FILL, BATCH_US, PRESSED_FILL, burst_us, is_late
+from directory.daemon.pacing import (
+    BATCH_FILL,
+    BATCH_US,
+    PRESSED_FILL,
+    again_us,
+    burst_us,
+    is_late,
+)
 from directory.daemon.stats import Sums
 from directory.protocol.admin import CauseReport, HotPrefix, LogReport
 from directory.protocol.ended import Ended, Wanted, unsound
@@ -38,12 +46,13 @@ log = structlog.get_logger("recording")
 
 FLUSH_US: Final = 1_000_000
 """What a crash of the daemon may cost of the log, beside what has not had its turn (pacing.py)."""
+FLUSH_EARLY_US: Final = 150_000
+"""So much before that the log is written if it works anyway: that is no work by itself then."""
 CLOSE_US_MAX: Final = 500_000
 """So long the daemon's end waits for the log: the last pools' ends may be many evictions."""
 PIECES_A_TURN_MAX: Final = 128
 POLICY: Final = "lru"
 GONE_MAX: Final = 65_536
-MOMENTS_MAX: Final = 65_536
 ITEM_BYTES: Final = 600
 """What a queued item keeps alive beside its tokens, roughly."""
 
@@ -95,6 +104,8 @@ class Recording:
         self._wall_us = time.time_ns() // 1000 - now_us
         self.started_us = self._wall_us + now_us
         self._pools: dict[PoolId, PoolState] = {}
+        self._went: OrderedDict[PoolId, str] = OrderedDict()
+        """The instances of the last ones that went: what they had goes bit by bit."""
         self._sizes: set[int] = set()
         self._named: set[bytes] = set()
         self._flush_us = now_us
@@ -103,7 +114,7 @@ class Recording:
         """From when on there is something worth doing once nobody asks for anything, or None."""
         self.pressed = False
         """Whether some of it must be done even while somebody asks."""
-        self._moments: dict[Tier, _Moments] = {"device": _Moments(), "host": _Moments()}
+        self._moments: dict[Tier, Moments] = {"device": Moments(), "host": Moments()}
 
     @property
     def wanted(self) -> Wanted:
@@ -133,7 +144,7 @@ class Recording:
         now_us = self._clock()
         self._moments[tier].add(now_us, pages)
         pool = self._pools.get(place)
-        instance = pool.instance if pool is not None else ""
+        instance = pool.instance if pool is not None else self._went.get(place, "")
         # The path that ends with a node of one id stays the same whatever splits and merges do.
         ends, base, above, at = self._ends, 0, [], node.parent
         while at is not None and at.parent is not None:
@@ -186,7 +197,12 @@ class Recording:
     def pool_went(self, pool: PoolId, now_us: int) -> None:
         """A pool is gone. Repeatable, and of any rank's number."""
         gone = self._pools.pop(pool, None)
-        if gone is not None and self._recorder is not None:
+        if gone is None:
+            return
+        self._went[pool] = gone.instance
+        if len(self._went) > POOLS_MAX:
+            self._went.popitem(last=False)
+        if self._recorder is not None:
             self._offer(_room(gone, self.wall_us(now_us), 0), now_us)
 
     # Work, in its time.
@@ -211,12 +227,15 @@ class Recording:
         recorder, access_log = self._recorder, self._log
         if recorder is None or access_log is None:
             return
-        at_us = self.wall_us(now_us)
+        at_us, broken_off = self.wall_us(now_us), False
         try:
             for _ in range(PIECES_A_TURN_MAX):
-                if not recorder.step(at_us) or over():
+                if not recorder.step(at_us):
                     break
-            if not recorder.busy and now_us >= self._flush_us:
+                if over():
+                    broken_off = True
+                    break
+            if not recorder.busy and now_us >= self._flush_us - FLUSH_EARLY_US:
                 access_log.flush(at_us)
                 self._flush_us = now_us + FLUSH_US
         except Exception as error:
@@ -229,7 +248,7 @@ class Recording:
         self.pressed = recorder.fill >= PRESSED_FILL
         self.ready_us = self._flush_us if access_log.unwritten else None
         if recorder.busy:
-            self.ready_us = now_us
+            self.ready_us = now_us + again_us(recorder.fill) if broken_off else now_us
 
     def _offer(self, item: Frame | Work, now_us: int, nbytes: int = ITEM_BYTES) -> None:
         recorder = self._recorder
@@ -354,30 +373,9 @@ class Recording:
         return Named(namespace=namespace, fields=fields_of(fingerprint, key))
 
 
-class _Moments:
-    """When pages were given up of late, and how many up to then."""
-
-    def __init__(self) -> None:
-        self._at_us: list[int] = []
-        self._pages: list[int] = [0]
-
-    def add(self, at_us: int, pages: int) -> None:
-        if len(self._at_us) >= MOMENTS_MAX:
-            half = MOMENTS_MAX // 2
-            del self._at_us[:half]
-            del self._pages[:half]
-        self._at_us.append(at_us)
-        self._pages.append(self._pages[-1] + pages)
-
-    def between(self, since_us: int, until_us: int) -> int:
-        """Pages given up from one moment on until another one, as far as is remembered."""
-        first, last = bisect_left(self._at_us, since_us), bisect_left(self._at_us, until_us + 1)
-        return self._pages[last] - self._pages[first]
-
-
 def _reason(event: Event | None) -> Reason:
     """Why pages go while an event is taken in."""
-    if isinstance(event, PoolClosed):
+    if isinstance(event, PoolClosed | CloseMore):
         return "pool_gone"
     if isinstance(event, Asked) and isinstance(event.body, Flush):
         return "flush"

@@ -4,6 +4,7 @@ Owns the socket and the lanes. It must never block and never let a frame raise o
 a frame means is the endpoint's to say (directory/protocol/endpoint.py).
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from directory.daemon.runtime import StartError
 from directory.protocol.endpoint import Ask, Endpoint
 
 MESSAGES_PER_WAKE_MAX: Final = 256
+EPOCH_BITS: Final = 63
 PIECE_NS: Final = 200_000
 """So long messages of the router are carried out before others have their turn, and one more."""
 QUEUED_PER_CLIENT_MAX: Final = min(4_096, limits.UNACKED_MESSAGES_MAX)
@@ -146,6 +148,11 @@ class Server:
             log.debug("reply dropped", reason=zmq.strerror(error.errno or 0))
             return False
         return True
+
+
+def new_epoch() -> int:
+    """A number that no other boot has had, never 0."""
+    return secrets.randbits(EPOCH_BITS) or 1
 
 
 def _log_refusal(error: TreecoredError) -> None:

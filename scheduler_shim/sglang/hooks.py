@@ -89,6 +89,7 @@ def tick(shim: Shim, scheduler: Any) -> None:
     if shim.loads.offers is not None:
         shim.loads.offers.chunked = lambda: chunked_tokens(scheduler)
         shim.loads.offers.decoding = lambda: decodes(scheduler)
+        shim.loads.offers.passed = lambda: passed(scheduler)
     shim.tick(
         waiting,
         busy=is_busy(scheduler),
@@ -115,6 +116,12 @@ def decodes(scheduler: Any) -> bool:
         if batch is not None
         for req in batch.reqs
     )
+
+
+def passed(scheduler: Any) -> bool:
+    """Whether the batch that was launched last computes prompts."""
+    last = scheduler.last_batch
+    return last is not None and bool(last.forward_mode.is_extend())
 
 
 def reserved_tokens(scheduler: Any) -> int:
@@ -172,7 +179,7 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
     shim = shim_of(adder)
     if shim is None:
         return original(adder, req, *args, **kwargs)
-    if guarded(shim, "holding back", lambda: shim.held(req.rid), False):
+    if guarded(shim, "holding back", lambda: stays(shim, adder, req), False):
         return importlib.import_module("sglang.srt.managers.schedule_policy").AddReqResult.CONTINUE
     if guarded(shim, "making room", lambda: crowded(shim, adder, req), False):
         return importlib.import_module("sglang.srt.managers.schedule_policy").AddReqResult.OTHER
@@ -184,10 +191,21 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
     return result
 
 
+def stays(shim: Shim, adder: Any, req: Any) -> bool:
+    """Whether a request stays in the queue for now: it is held back, or lets what decodes have a
+    step first. Where a pass comes anyway, for somebody in front of it, it is in it."""
+    if shim.held(req.rid):
+        return True
+    offers = shim.loads.offers
+    if offers is None or adder.can_run_list:
+        return False
+    return offers.waits_a_step(req.rid, restored=shim.restored_tokens(req.rid)[0] > 0)
+
+
 def around_preempt(original: Original, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     """Nothing that runs makes room for a request that would not be admitted."""
     shim = shim_of(adder)
-    if shim is not None and guarded(shim, "holding back", lambda: shim.held(req.rid), False):
+    if shim is not None and guarded(shim, "holding back", lambda: stays(shim, adder, req), False):
         return False
     return original(adder, req, *args, **kwargs)
 

@@ -8,7 +8,9 @@ With `adaptive` loads nothing is offered, and what was is taken back, while a re
 that runs waits for its next token: a pass that follows a load lasts as long as the load, and every
 such request waits for it. What would have been offered is restored while its request is held back:
 a few requests a tick, and where each of them costs a round trip that is waited for (thin) one. The
-others are held back until it is their turn, or nothing decodes any more.
+others are held back until it is their turn, or nothing decodes any more. Who was held back comes
+when its restore has landed, a moment that nobody chose, mostly in the middle of another's pass: so
+what decodes has a step before it is admitted (`waits_a_step`).
 
 A mirrored offer keeps the lease of its answer, so that the host tier cannot lose it; a thin one
 leases when it is taken, because a thin lease protects own pages, too, and a waiting request must
@@ -86,9 +88,12 @@ class Offers:
         """Tokens that a prompt in chunks has yet to take. The hooks set it."""
         self.decoding: Callable[[], bool] = lambda: False
         """Whether a request that has its first token waits for the next. The hooks set it."""
+        self.passed: Callable[[], bool] = lambda: False
+        """Whether the batch before was a pass over prompts. The hooks set it."""
         self._around = around
         self._settings = settings
         self._open: dict[str, Offer] = {}
+        self._stepped: set[str] = set()  # who has let a step go first, since the last step
         self._left = LEASES_MAX  # of those that may still be taken back before the next tick
 
     def make(self, look_ups: LookUps, entry: Entry, reply: Matched) -> bool:
@@ -236,6 +241,19 @@ class Offers:
         """Whether a waiting request has an offer."""
         offer = self._open.get(rid)
         return offer is not None and offer.entry.stage is Stage.OFFERED
+
+    def waits_a_step(self, rid: str, *, restored: bool) -> bool:
+        """Whether a waiting request is admitted a step later, for what decodes: with `adaptive`
+        loads, if it was `restored` while it was held back and a pass has just run. Once: if that
+        is followed by a pass of others, it is admitted with the next one."""
+        if self._settings.loads != "adaptive" or not self.passed():
+            self._stepped.clear()
+            return False
+        if not restored or rid in self._stepped or not self.decoding():
+            return False
+        self._stepped.add(rid)
+        self._around.count("steps_first")
+        return True
 
     @property
     def revocable(self) -> bool:

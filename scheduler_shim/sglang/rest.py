@@ -4,9 +4,10 @@ Most loops of a scheduler are decode steps: nobody waits, or only who waited bef
 waiting for room; nothing was asked, nothing has changed.
 Owns the question whether this is one, and until when that holds by the clock alone. It costs one
 look at the lane, never more. It must never call anything rest that is not plainly so: whatever is
-open, wanted, under way or due has its turn. What is known since the last turn counts only as long
-as the look-ups have not changed: they do so between two turns as well, when a request is admitted,
-its row published or the weights are changed.
+open, wanted, under way or due has its turn. What the last turn has seen of who waits counts only as
+long as the look-ups have not changed: they do so between two turns as well, when a request is
+admitted, its row published or the weights are changed. With nobody left in the queue, and nobody
+looked up, none of that is about anybody, so the step after an admission has no turn for it.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ class Rest:
         self._loads = loads
         self._client: DaemonClient | None = None  # by the end of the last turn
         self._due_us = 0
+        self._idle_us = 0
         self._changes = 0  # of the look-ups, by the end of the last turn
         self._names: list[str] = []  # by which those are known whom the last turn has seen
 
-    def until(self, due_us: int, waiting: Sequence[Waiting]) -> None:
+    def until(self, due_us: int, idle_us: int, waiting: Sequence[Waiting]) -> None:
         """A turn is over that has looked at the head of this queue; by the clock alone the next one
-        is due then, if not sooner. Of a daemon that has come in this turn nobody was looked up."""
+        is due then, if not sooner, and at `idle_us` if nothing is going on. Of a daemon that has
+        come in this turn nobody was looked up."""
         client, before = self._around.client, self._client
         self._client, self._due_us = client, 0
         if client is not None and client is before:
             self._due_us = min(due_us, client.live_us, self._held.due_us)
+        self._idle_us = idle_us
         self._changes = self._held.changes
         self._names = [req.rid for req in waiting]
 
@@ -67,13 +71,17 @@ class Rest:
         if client is None or not client.at_rest or client.now_us() >= self._due_us:
             return False
         held, loads = self._held, self._loads
-        if len(held.fills) or held.changes != self._changes:
+        if len(held.fills) or loads.rows or loads.has_turns or self._around.room.late:
             return False
-        if loads.rows or loads.has_turns or self._around.room.late:
+        if waiting:
+            if held.changes != self._changes or [req.rid for req in waiting] != self._names:
+                return False
+        elif held.alive:
             return False
-        if [req.rid for req in waiting] != self._names or (not waiting and held.alive):
-            return False
-        if client.leases_out and not busy():
+        else:
+            self._names = []  # whoever comes back is seen anew
+        due = not waiting and client.now_us() >= self._idle_us
+        if (client.leases_out or due) and not busy():
             return False
         self.turns += 1
         return True

@@ -214,15 +214,15 @@ class Shim(Tally):
         self.look_for_loss()
         if self._connection.step():
             logger.info("treecored: the daemon is back, as %s", self.tree.mode)
-        self._say_who_lives(idle=not busy and not waiting)
+        self._say_who_lives(idle=(idle := not busy and not waiting))
         took_us = self.now_us() - begin_us
         self._tick_us_max = max(self._tick_us_max, took_us)
         self.count("ticks")
         self.count("ticks_us", took_us)
         self._moments.wait(waiting, busy=busy, asked_us=begin_us if asked else None)
         self._reserved = reserved
-        self._stats.offer(begin_us, self.stats)
-        self._rest.until(self._stats.due_us, waiting[: self.settings.window])
+        self._stats.offer(begin_us, self.stats, idle=idle)
+        self._rest.until(*self._stats.dues_us, waiting[: self.settings.window])
 
     def rests(self, waiting: Sequence[Waiting], busy: Callable[[], bool]) -> bool:
         """Whether a turn has nothing to do, and is left out. `busy`: whether anything runs."""

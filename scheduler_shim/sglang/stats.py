@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 
 EVERY_US: Final = 1_000_000
+LATE_US: Final = 1_000_000
+"""So long it waits for an idle moment: to replace a file takes longer than a turn."""
 NEVER_US: Final = 1 << 62
 
 
@@ -25,13 +27,17 @@ class StatsFile:
         self._due_us = 0
 
     @property
-    def due_us(self) -> int:
-        """When it is written next."""
-        return self._due_us if self._path is not None else NEVER_US
+    def dues_us(self) -> tuple[int, int]:
+        """When it is written next, if somebody waits or anything runs, and if not."""
+        if self._path is None:
+            return NEVER_US, NEVER_US
+        return self._due_us + LATE_US, self._due_us
 
-    def offer(self, now_us: int, stats: Callable[[], Mapping[str, object]]) -> None:
-        """Write when it is time."""
-        if self._path is not None and now_us >= self._due_us:
+    def offer(
+        self, now_us: int, stats: Callable[[], Mapping[str, object]], *, idle: bool = True
+    ) -> None:
+        """Write when it is time. `idle`: nobody waits for the turn that does."""
+        if self._path is not None and now_us >= self.dues_us[idle]:
             self._due_us = now_us + EVERY_US
             self.write(stats())
 

@@ -28,10 +28,10 @@ from directory.analytics.block import (
     parted,
 )
 from directory.analytics.causes import PAGES_AT_ONCE, Causes
-from directory.analytics.log import AccessLog
+from directory.analytics.log import MAGIC, STANDING_AT_ONCE, AccessLog
 from directory.analytics.paths import PathTree
 from directory.analytics.reader import LogReader
-from directory.analytics.record import DIGEST_BYTES, Access, Digests, Dropped, chain, unpack
+from directory.analytics.record import DIGEST_BYTES, Access, Digests, Dropped, Named, chain, unpack
 from directory.analytics.recorder import BYTES_AT_ONCE, PIECE_PAGES, Chains, Recorder, Work
 from directory.core.namespace import NamespaceKey
 from directory.core.place import PoolState
@@ -349,3 +349,46 @@ def test_a_sealed_block_is_one_piece_where_it_is_not_long() -> None:
     block.add(access("ABC"))
     (piece,) = block.sealed()
     assert len(piece) > HEADER.size
+
+
+def test_a_file_that_begins_with_much_begins_piece_by_piece_and_appears_whole(
+    tmp_path: Path, counted: Counted
+) -> None:
+    log = AccessLog(tmp_path, file_bytes_max=1)
+    names = [
+        Named(namespace=os.urandom(16), fields={"salt": os.urandom(64).hex()})
+        for _ in range(STANDING_AT_ONCE * 8)
+    ]
+    for name in names:
+        log.add(name, 1)
+    log.flush(1)
+    added = 0
+    real = Block.begin
+
+    def begin(block: Block, frame: Any) -> None:
+        nonlocal added
+        added += 1
+        real(block, frame)
+
+    log.add(access("ab"), 2)
+    counted.since()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Block, "begin", begin)
+        log._begin_flush(2)
+        pieces = 1
+        while True:
+            done = counted.since()
+            assert added <= STANDING_AT_ONCE + 1
+            frame = max(len(msgspec.msgpack.encode(Stored(name))) for name in names)
+            assert done["packed"] <= (STANDING_AT_ONCE + 1) * (frame + 4) + PACKED_AT_ONCE
+            for file in tmp_path.iterdir():
+                assert file.stat().st_size > len(MAGIC), "it is there with its beginning"
+            added = 0
+            if not log.go_on(2):
+                break
+            pieces += 1
+    assert pieces > len(names) // STANDING_AT_ONCE
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    again = [one for one in LogReader(files[1]) if isinstance(one, Named)]
+    assert again == names

@@ -4,6 +4,7 @@ Two schedulers with prompts in common, pools and a host tier that are too small;
 are looked up in the indexer and asked of the daemon itself, for each scheduler and tier.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from directory.core.actions import Done
 from directory.core.events import Flush
 from directory.core.namespace import Adapter, NamespaceKey
+from directory.daemon.kv_publisher import JOIN_AGAIN_US, JOIN_PAUSE_US
 from tests.consumers.crowd import Prompts, Scheduler
 from tests.consumers.programs import Indexer
 from tests.integration.daemon.listening import streams
@@ -53,6 +55,9 @@ def test_the_longest_match_of_each_scheduler_and_tier_is_the_daemons_own(
                 if at == 200:
                     indexer.register(2, where["b"])  # late: it has missed everything
                 crowd[prompts.random.randrange(2)].compute(prompts.next())
+            # Who comes is told everything within so long, with a clear before it: were that later
+            # than the mark, it would know nothing for a moment of the questions.
+            time.sleep((JOIN_PAUSE_US + JOIN_AGAIN_US) / 1e6)
             for number, scheduler in enumerate(crowd, 1):
                 caught_up(indexer, number, scheduler, number)
             questions = [prompts.next() for _ in range(PROMPTS)]

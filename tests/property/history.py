@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from directory.core import limits
 from directory.core.actions import Done, Matched, SubmitCopy
 from directory.core.events import Flush, Mode, MoverLost, Outcome
 from directory.core.ids import HOST
@@ -46,13 +47,21 @@ class Held:
 
 
 class History:
-    """One world and its model. `check` compares the two. `keys`: the namespaces that are used."""
+    """One world and its model. `check` compares the two. `keys`: the namespaces that are used.
+
+    `closed_a_step`: so much of pools that have ended one event takes out."""
 
     keys: Sequence[NamespaceKey] = KEYS
 
-    def __init__(self, page_size: int, host_pages: int, modes: Sequence[Mode]) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        host_pages: int,
+        modes: Sequence[Mode],
+        closed_a_step: int = limits.CLOSED_A_STEP_MAX,
+    ) -> None:
         self.page_size = page_size
-        self.world = World(host_pages=host_pages, segment_pages=5)
+        self.world = World(host_pages=host_pages, segment_pages=5, closed_a_step=closed_a_step)
         self.pools = [self.join(f"s{at}", mode) for at, mode in enumerate(modes)]
         self.model: dict[Content, dict[int, int]] = {}
         self.host: set[Content] = set()
@@ -214,20 +223,36 @@ class History:
         elif kind == 3 and who.totals()[0]:
             self._forget(who, who.flush())
 
+    def close_more(self, pick: Pick) -> None:
+        """The ends of those that died go on, a step or several."""
+        for _ in range(1 + pick(4)):
+            if self.world.ending:
+                left = self.at_closing_pools
+                self.world.close_more()
+                assert self.at_closing_pools < left or not left
+
     # What must hold.
 
+    @property
+    def at_closing_pools(self) -> int:
+        """Leases and nodes that are left of those that died."""
+        pools = self.world.directory.pools.values()
+        return sum(len(pool.leases) + len(pool.nodes) for pool in pools if not pool.live)
+
     def check(self) -> None:
-        """Every page of every place is where the model says and nowhere else; none is missing."""
+        """Every page of every place is where the model says and nowhere else; none is missing. Of
+        who died there may be something in the tree, which the model has forgotten."""
+        pools = self.world.directory.pools
         found: dict[Content, dict[int, int]] = {}
         at_host: set[Content] = set()
         for node in self.world.directory.tree.nodes.values():
             path = b"".join(above.edge for above in node.path())
             contents = self.contents(node.space.key, path)[-node.page_count :]
             for place, residency in node.places.items():
-                if place != HOST:
+                if place != HOST and pools[place].live:
                     for content, page in zip(contents, unpack_pages(residency.pages), strict=True):
                         found.setdefault(content, {})[place] = page
-                elif node.resident(HOST):
+                elif place == HOST and node.resident(HOST):
                     at_host.update(contents)
         assert found == self.model
         evicted = self.world.directory.counters.get("host_pages_evicted", 0)
@@ -247,6 +272,8 @@ class History:
         self.check()
         for who in self.pools:
             self.world.close(who.pool)
+        while self.world.ending:
+            self.world.close_more()
         directory = self.world.directory
         assert not directory.pools
         assert not directory.transfers.copies

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from directory.core.events import Mode
 from directory.core.ids import HOST
+from directory.core.limits import CLOSED_A_STEP_MAX
 from directory.core.namespace import NamespaceKey
 from directory.core.node import Node
 from directory.core.tokens import unpack_pages
@@ -133,9 +134,15 @@ class Watched:
     """A history whose tree is captured, and everybody who listens."""
 
     def __init__(
-        self, page_size: int, host_pages: int, modes: list[Mode], form: Form, records_max: int
+        self,
+        page_size: int,
+        host_pages: int,
+        modes: list[Mode],
+        form: Form,
+        records_max: int,
+        closed_a_step: int = CLOSED_A_STEP_MAX,
     ) -> None:
-        self.history = History(page_size, host_pages, modes)
+        self.history = History(page_size, host_pages, modes, closed_a_step)
         self.history.keys = KEYS
         directory = self.history.world.directory
         self.capture = Capture(directory.tree, directory.pools, records_max=records_max)
@@ -185,7 +192,7 @@ class Watched:
                 assert consumer.viewer.keys() == expected.keys()
                 for block, medium in consumer.viewer.items():
                     assert medium in expected[block]
-        if live:
+        if live and not self.history.world.ending:
             labels = {block: " ".join(sorted(who)) for block, who in union.items()}
             assert self.consumers[UNION].viewer == labels
 
@@ -203,6 +210,7 @@ def tell_of(pick: Pick, watched: Watched, steps: int, patience: int) -> None:
         *[history.finish] * 6,
         history.carry_out,
         history.mishap,
+        history.close_more,
     ]
     for _ in range(steps):
         choices[pick(len(choices))](pick)
@@ -213,13 +221,17 @@ def tell_of(pick: Pick, watched: Watched, steps: int, patience: int) -> None:
             watched.check()
     history.finish_all(lambda _: 0)
     watched.check()
+    while history.world.ending:
+        history.close_more(lambda _: 0)
+    watched.check()
 
 
 def storm(seed: int, form: Form, records_max: int, patience: int) -> Watched:
     """A long history from a seed."""
     pick = random.Random(seed).randrange
     modes = [MODES[pick(2)] for _ in range(1 + pick(3))]
-    watched = Watched(1 + pick(4), (0, 6, 20, 400)[seed % 4], modes, form, records_max)
+    closed = (1, 2, CLOSED_A_STEP_MAX)[seed % 3]
+    watched = Watched(1 + pick(4), (0, 6, 20, 400)[seed % 4], modes, form, records_max, closed)
     tell_of(pick, watched, 300, patience)
     return watched
 

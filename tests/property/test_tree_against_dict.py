@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from directory.core.events import Mode
+from directory.core.limits import CLOSED_A_STEP_MAX
 from tests.property.history import History, Pick
 
 DATA = st.data()
@@ -36,10 +37,11 @@ class TreeAgainstDict(RuleBasedStateMachine):
         page_size=st.integers(1, 16),
         host_pages=st.sampled_from([0, 5, 16, 400]),
         modes=st.lists(st.sampled_from(MODES), min_size=1, max_size=3),
+        closed_a_step=st.sampled_from([1, 3, CLOSED_A_STEP_MAX]),
     )
-    def begin(self, page_size: int, host_pages: int, modes: list[Mode]) -> None:
+    def begin(self, page_size: int, host_pages: int, modes: list[Mode], closed_a_step: int) -> None:
         """Draw the world."""
-        self.history = History(page_size, host_pages, modes)
+        self.history = History(page_size, host_pages, modes, closed_a_step)
 
     @rule(data=DATA)
     def compute(self, data: st.DataObject) -> None:
@@ -82,6 +84,11 @@ class TreeAgainstDict(RuleBasedStateMachine):
         self.history.finish_all(drawn(data))
         self.history.mishap(drawn(data))
 
+    @rule(data=DATA)
+    def close_more(self, data: st.DataObject) -> None:
+        """Who died goes on to end."""
+        self.history.close_more(drawn(data))
+
     @invariant()
     def the_tree_is_the_dictionary(self) -> None:
         """See `History.check`."""
@@ -101,10 +108,13 @@ TestTreeAgainstDict.settings = settings(max_examples=100, stateful_step_count=40
 @pytest.mark.parametrize("seed", range(24))
 def test_a_random_storm_keeps_every_page_in_one_place_f26(seed: int) -> None:
     """Longer than hypothesis goes: every page in one node a pool, free + owned + in flight = all,
-    a full walk after each step."""
+    a full walk after each step; those that die are taken out of the tree bit by bit."""
     pick = random.Random(seed).randrange
     history = History(
-        1 + pick(4), (0, 6, 20, 400)[seed % 4], [MODES[pick(2)] for _ in range(1 + pick(3))]
+        1 + pick(4),
+        (0, 6, 20, 400)[seed % 4],
+        [MODES[pick(2)] for _ in range(1 + pick(3))],
+        closed_a_step=(1, 1, 2, CLOSED_A_STEP_MAX)[seed // 4 % 4],
     )
     steps = [
         *[history.compute] * 5,
@@ -116,6 +126,7 @@ def test_a_random_storm_keeps_every_page_in_one_place_f26(seed: int) -> None:
         *[history.finish] * 6,
         history.carry_out,
         history.mishap,
+        history.close_more,
     ]
     for _ in range(400):
         steps[pick(len(steps))](pick)

@@ -15,11 +15,18 @@ from directory.core.actions import (
     AnyReply,
     Matched,
     Refused,
-    Registered,
     ReleasePool,
     SubmitCopy,
 )
-from directory.core.events import Asked, Body, CopyDone, Event, Live, Match, MoverLost, PoolClosed
+from directory.core.events import (
+    Asked,
+    Body,
+    CopyDone,
+    Event,
+    Match,
+    MoverLost,
+    PoolClosed,
+)
 from directory.core.ids import HOST
 from directory.core.node import Node
 from directory.core.place import PoolState
@@ -147,66 +154,6 @@ class Ranks:
             first = self._told.setdefault((daemon.number, pool.place, action.seq), action.body)
             if first != action.body:
                 raise Violation(self.name, f"{action}, where another rank was told {first}")
-
-
-class Deaths:
-    """Invariant 11: a client's end takes its own things and nothing of anybody else."""
-
-    name = "deaths"
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]] = {}
-        self._groups: dict[tuple[int, int], PoolState] = {}
-
-    def after(self, daemon: SimDaemon, event: Event, actions: list[Action]) -> None:
-        """Compare the others' pages and leases with those before."""
-        pools = daemon.directory.pools
-        if isinstance(event, PoolClosed):
-            gone = self._closed(daemon, event.pool)
-            if gone & pools.keys():
-                at = pools[min(gone & pools.keys())]
-                if at.leases or at.pages or at.owned:
-                    raise Violation(self.name, f"{at} is closed and still has something")
-            released = [a.pool for a in actions if isinstance(a, ReleasePool)]
-            if set(released) != gone or len(released) != len(gone):
-                raise Violation(self.name, f"closing {event.pool} of {gone} released {released}")
-            for place, pool in pools.items():
-                known = self._before.get((daemon.number, place))
-                now = (pool.pages, pool.locked_pages, tuple(pool.leases))
-                if place not in gone and known is not None and known != now:
-                    raise Violation(self.name, f"the end of {event.pool} changed {pool}: {known}")
-        asker = (
-            daemon.directory.registry.members.get(event.pool) if isinstance(event, Asked) else None
-        )
-        if asker is not None and isinstance(event, Asked) and isinstance(event.body, Live):
-            # The stream loses no release: reconciliation must find nothing to do, but for leases
-            # whose receipts went with answers that a limit dropped.
-            known = self._before.get((daemon.number, asker.place))
-            fallen = set(known[2] if known is not None else ()).difference(
-                asker.leases, daemon.gone_receipts
-            )
-            if fallen:
-                raise Violation(self.name, f"{event} let leases {fallen} fall")
-        if isinstance(event, Asked | PoolClosed | MoverLost):
-            for place, pool in pools.items():
-                self._before[daemon.number, place] = (
-                    pool.pages,
-                    pool.locked_pages,
-                    tuple(pool.leases),
-                )
-        for action in actions:
-            if isinstance(action, Registered):
-                self._groups[daemon.number, action.pool] = daemon.directory.registry.members[
-                    action.pool
-                ]
-
-    def _closed(self, daemon: SimDaemon, member: int) -> set[int]:
-        """The ranks that go with one; nobody if its group has gone before."""
-        pool = self._groups.pop((daemon.number, member), None)
-        gone = {rank for rank in pool.members if rank} if pool is not None else set()
-        for rank in gone:
-            self._groups.pop((daemon.number, rank), None)
-        return gone
 
 
 class Answers:

@@ -18,6 +18,7 @@ from directory.core.actions import (
     Answer,
     Locked,
     Matched,
+    MoreToClose,
     Registered,
     RegistrationRefused,
     ReleasePool,
@@ -28,6 +29,7 @@ from directory.core.errors import InternalError
 from directory.core.events import (
     Asked,
     Body,
+    CloseMore,
     CopyDone,
     Event,
     Mode,
@@ -52,6 +54,7 @@ from transfer.host_tier import TierShape
 from transfer.messages import Imported
 
 FRAMES_PER_TURN_MAX = 64
+CLOSE_MORE_US = 40, 700, 9_000
 SALT = 0x9D2C5680_3C6EF372
 Observe = Callable[["SimDaemon", Event, list[Action]], None]
 OnRegistered = Callable[[SimLink, Registration], None]
@@ -108,7 +111,10 @@ class SimDaemon:
         cells, segment = options.host_cells, options.segment_cells
         self.kept = kept
         self.directory = Directory(
-            host_bytes=cells, segment_bytes=segment, journal=SALT + number if kept else 0
+            host_bytes=cells,
+            segment_bytes=segment,
+            journal=SALT + number if kept else 0,
+            closed_a_step=options.closed_a_step or limits.CLOSED_A_STEP_MAX,
         )
         if kept is not None:
             self.tier: SimTier | None = kept.tier
@@ -306,6 +312,9 @@ class SimDaemon:
                     self.mover.submit(action)
             case ReleasePool():
                 self._release(action.pool)
+            case MoreToClose():
+                # Anything may come before: it waits behind all that somebody waits for.
+                self._heap.after(CLOSE_MORE_US[self.counters["closed"] % 3], self._close_more)
             case Registered():
                 session = self._registering.pop(action.token)
                 session.pool = session.link.pool = action.pool
@@ -319,6 +328,11 @@ class SimDaemon:
             case RegistrationRefused():
                 session = self._registering.pop(action.token)
                 self._heap.after(self._network.delay_us(), session.refuse, action.code)
+
+    def _close_more(self) -> None:
+        if self.alive:
+            self.counters["closed"] += 1
+            self.tell(CloseMore())
 
     def _release(self, pool: PoolId) -> None:
         instance = self._instances.pop(pool)

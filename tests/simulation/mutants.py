@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.simulation.mutants_edges import EDGES
+from tests.simulation.mutants_ends import ENDS
 from tests.simulation.mutants_journal import JOURNAL
 from tests.simulation.mutants_pools import POOLS
 from tests.simulation.mutants_seams import Mutant
 from tests.simulation.mutants_tree import TREE
 from tests.simulation.mutants_wire import WIRE
 
-MUTANTS: Final = (*TREE, *POOLS, *EDGES, *WIRE, *JOURNAL)
+MUTANTS: Final = (*TREE, *POOLS, *ENDS, *EDGES, *WIRE, *JOURNAL)
 BY_NAME: Final = {mutant.name: mutant for mutant in MUTANTS}
 
 ROOT: Final = Path(__file__).parents[2]

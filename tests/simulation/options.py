@@ -99,6 +99,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Length of a log that is compacted (0: as the product)."""
     world_sizes: tuple[int, ...] = ()
     """Ranks of each scheduler (empty: one each)."""
+    closed_a_step: int = 0
+    """Leases and nodes of pools that have ended that one event takes out (0: as the product)."""
     page_damage: float = 0.0
     """Host pages that are found damaged, times a second. No seed draws it: tests ask for it."""
 
@@ -215,6 +217,7 @@ def draw(seed: int) -> Options:
         damage=rng.choice((0.0, 0.0, 0.5)),
         log_bytes=rng.choice((0, 600, 3_000)),
         world_sizes=_draw_ranks(rng, count),
+        closed_a_step=rng.choice((0, 1, 1, 3)),
     )
 
 

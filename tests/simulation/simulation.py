@@ -25,7 +25,6 @@ from tests.simulation.checkers import (
     Bounds,
     Checker,
     Copies,
-    Deaths,
     Epochs,
     Once,
     OwnInvariants,
@@ -35,6 +34,7 @@ from tests.simulation.checkers import (
 from tests.simulation.claims import further_checkers
 from tests.simulation.contents import Contents
 from tests.simulation.daemon import SimDaemon
+from tests.simulation.deaths import Deaths
 from tests.simulation.heap import Heap
 from tests.simulation.kept import Kept, small_logs
 from tests.simulation.network import Network

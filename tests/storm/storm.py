@@ -298,6 +298,7 @@ class Storm:
                 actor.end(request)
         while world.copies:
             world.end_copy(next(iter(world.copies)), "ok")
+        world.let_end()
         self._check_all()
         directory = world.directory
         problems = [
@@ -322,6 +323,7 @@ class Storm:
         extra = Actor(world, "last", "mirrored", b"last", 8)
         extra.direct.call(Flush("host"))
         extra.die()
+        world.let_end()
         world.forget_memories()
         if world.memories:
             problems.append(f"pools {list(world.memories)} are not forgotten")

@@ -18,6 +18,7 @@ from directory.core.actions import (
     Action,
     Answer,
     AnyReply,
+    MoreToClose,
     Refused,
     Registered,
     RegistrationRefused,
@@ -28,6 +29,7 @@ from directory.core.directory import Directory
 from directory.core.events import (
     Asked,
     Body,
+    CloseMore,
     CopyDone,
     Event,
     MoverLost,
@@ -79,6 +81,8 @@ class World:
         self._replies: dict[tuple[PoolId, int], AnyReply] = {}
         self._waiting: tuple[PoolId, int] = (0, 0)
         self._tokens = 0
+        self._ending = False
+        """A step of the ends of pools is asked for."""
 
     # Sessions.
 
@@ -112,10 +116,24 @@ class World:
         """Hand an event to the directory and do what it says."""
         for action in self.directory.handle(event):
             self._do(action)
+        if self._ending and not isinstance(event, CloseMore) and self.now % 3 == 0:
+            self._close_more()  # bit by bit, between what others ask
+
+    def let_end(self) -> None:
+        """Whoever has ended is taken out to the end."""
+        while self._ending:
+            self._close_more()
+
+    def _close_more(self) -> None:
+        self._ending = False
+        self.tell(CloseMore())
 
     def _do(self, action: Action) -> None:
         if isinstance(action, SubmitCopy):
             self.copies[action.op] = action
+            return
+        if isinstance(action, MoreToClose):
+            self._ending = True
             return
         if isinstance(action, Answer):
             self.log = zlib.crc32(msgspec.msgpack.encode(action.body), self.log)

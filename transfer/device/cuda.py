@@ -9,8 +9,10 @@ that is asked, never waited for. It must never report a submission whose copies 
 the driver cannot say for certain ends this device (`DeviceLost`), and with it this process.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import Any, NamedTuple
 
 from directory.core.errors import TransferError
@@ -38,6 +40,12 @@ STREAMS_PER_LANE = 4
 """Lists of 128 KiB copies are some 15 % faster on two to four streams than on one."""
 STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
+ASK_NS = 300_000
+"""So long events are not asked for while a thread makes calls. As it seems both take one lock of
+the driver's: beside a loop that asks all the time a call of 130 us took up to 590, and of many
+short calls most waited for milliseconds."""
+
+log = logging.getLogger("treecored.device")
 
 
 class Attached(NamedTuple):
@@ -95,6 +103,7 @@ class CudaDevice:
         self._kernel = page_kernel(driver) if batched else None
         self._calls = Calls(driver, batched=self._batched, kernel=self._kernel)
         self._beside: Beside | None = None
+        self._asked_ns = 0  # when events were asked for last
         self._computing = computing
         self._calm = False  # of the submission that is being made
         self._shapes = Shapes(
@@ -154,7 +163,12 @@ class CudaDevice:
         return self._queue(work, self._urgent if urgent else self._others)
 
     def submit_pages(
-        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+        self,
+        batches: Sequence[PageBatch],
+        *,
+        urgent: bool = False,
+        calm: bool = False,
+        beside: bool = False,
     ) -> Ticket:
         """Queue the copies of whole pages, each in the shape that is the fastest."""
         work = Work()
@@ -164,7 +178,7 @@ class CudaDevice:
         for batch in batches:
             if self._shapes.add(batch, work) in between_gpus:
                 lane = self._peers
-        return self._queue(work, lane)
+        return self._queue(work, lane, beside=beside)
 
     def _kernel_moves(self, direction: Direction) -> bool:
         """Within a GPU there is nothing else that is fast. Over a link the copy engines are slower
@@ -173,17 +187,17 @@ class CudaDevice:
             return False
         return direction == "within" or self._calm or not self._computing()
 
-    def _queue(self, work: Work, lane: deque[Any]) -> Ticket:
+    def _queue(self, work: Work, lane: deque[Any], *, beside: bool = True) -> Ticket:
         stream = lane[0]
         lane.rotate(-1)
-        beside = self._beside if lane is not self._peers else None
+        thread = self._beside if lane is not self._peers else None
         try:
             event = self._spare_events.pop() if self._spare_events else self._new_event()
         except CudaError as failure:
             raise DeviceLost(f"{self.name} is lost: {failure}") from failure
         queued = Queued(work, stream, event)
-        if beside is not None and beside.wants(work, stream):
-            beside.hand_over(queued)
+        if thread is not None and thread.wants(work, stream, beside=beside):
+            thread.hand_over(queued)
         else:
             self._calls.make(queued)
         self._last_ticket += 1
@@ -194,6 +208,10 @@ class CudaDevice:
         """Ask the events. Raises `DeviceLost` when the context is broken."""
         if self._beside is not None:
             self._beside.check()
+            now = monotonic_ns()
+            if self._beside.calling and now < self._asked_ns + ASK_NS:
+                return []
+            self._asked_ns = now
         done: list[Completion] = []
         waiting: list[Any] = []
         for ticket, queued, _ in list(self._in_flight.values()):
@@ -212,10 +230,14 @@ class CudaDevice:
         return done
 
     def submit_beside(self, ranges_min: int) -> None:
-        """Have a thread make the calls of lists of so many ranges to and from the host."""
+        """Have a thread make the calls of lists of so many ranges to and from the host; without a
+        thread they are made as before."""
         if self._beside is None:
             calls = Calls(self._driver, batched=self._batched, kernel=None)
-            self._beside = Beside(self._driver, calls, ranges_min)
+            try:
+                self._beside = Beside(self._driver, calls, ranges_min)
+            except RuntimeError as error:
+                log.warning("calls of the driver are made by the loop: %s", error)
 
     def close(self) -> None:
         """End that thread, if there is one."""

@@ -104,6 +104,8 @@ class Beside:
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._last: dict[Any, Queued] = {}  # by stream
         self._lost: DeviceLost | None = None  # written by the thread, once
+        self.calling = False
+        """Whether the thread is in the driver. Written by it alone."""
         self._switch_s = sys.getswitchinterval()
         self._thread = threading.Thread(
             target=self._run, args=(driver, calls), name="treecored-calls", daemon=True
@@ -111,10 +113,10 @@ class Beside:
         self._thread.start()
         sys.setswitchinterval(SWITCH_S)
 
-    def wants(self, work: Work, stream: Any) -> bool:
-        """Whether a submission is to go this way: it is a long list, or it would overtake one on
-        its stream."""
-        if len(work.sizes) >= self._ranges_min and not work.kernels:
+    def wants(self, work: Work, stream: Any, *, beside: bool) -> bool:
+        """Whether a submission is to go this way: it is a long list that may (`beside`), or it
+        would overtake one on its stream."""
+        if beside and len(work.sizes) >= self._ranges_min and not work.kernels:
             return True
         last = self._last.get(int(stream))
         return last is not None and not last.made
@@ -143,7 +145,9 @@ class Beside:
         try:
             driver.make_current()
             while (queued := self._queue.get()) is not None:
+                self.calling = True
                 calls.make(queued)
+                self.calling = False
         except DeviceLost as lost:
             self._lost = lost
         except Exception as error:

@@ -129,12 +129,19 @@ class FakePageDevice(FakeDevice):
         super().__init__()
         self.pages: list[list[PageBatch]] = []
         self.calm: list[bool] = []
+        self.beside: list[bool] = []
 
     def submit_pages(
-        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+        self,
+        batches: Sequence[PageBatch],
+        *,
+        urgent: bool = False,
+        calm: bool = False,
+        beside: bool = False,
     ) -> Ticket:
         """Queue a submission; it waits for the test."""
         ticket = self.submit([r for batch in batches for r in batch.ranges()], urgent=urgent)
         self.pages.append(list(batches))
         self.calm.append(calm)
+        self.beside.append(beside)
         return ticket

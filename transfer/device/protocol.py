@@ -87,8 +87,14 @@ class PageDevice(Protocol):
     """
 
     def submit_pages(
-        self, batches: Sequence[PageBatch], *, urgent: bool = False, calm: bool = False
+        self,
+        batches: Sequence[PageBatch],
+        *,
+        urgent: bool = False,
+        calm: bool = False,
+        beside: bool = False,
     ) -> Ticket:
         """Start copying; `urgent` submissions may overtake others. `calm`: between GPUs the fastest
-        way may be taken whatever else the device knows, for what computes there may wait."""
+        way may be taken whatever else the device knows, for what computes there may wait. `beside`:
+        what takes the processor long may be done by a thread, if there is one."""
         ...

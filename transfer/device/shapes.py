@@ -6,6 +6,7 @@ outside of an attached memory, nor let a piece cross from one registration of ho
 next.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from operator import sub
 from typing import NamedTuple, Protocol
@@ -187,7 +188,8 @@ class Shapes:
         if side:
             slots, others = others, slots
         spread = self._spread(batch, slots[0] >> SEGMENT_SHIFT)
-        numbers = {slot >> SEGMENT_SHIFT for slot in slots}
+        groups = in_groups(slots)
+        numbers = {group[0] for group in groups} or {slot >> SEGMENT_SHIFT for slot in slots}
         for number in numbers.difference(spread.bases):
             spread.add(number, self._memory((HOST, number)), _host_span(batch))
         many = len(slots) >= ROWS_MIN * len(numbers) and not spread.few
@@ -198,14 +200,20 @@ class Shapes:
                 self.add(part, work)
             return spread.first.direction
         pool = batch.source if side else batch.target
-        _check(pool, max(others), spread.pool_last(side))
+        highest = others[-1] if isinstance(others, range) else max(others)
+        _check(pool, highest, spread.pool_last(side))
         stride = chunk.target_stride if side else chunk.source_stride
-        if max(map(INDEX_MASK.__and__, slots)) > spread.last_min:
+        bases, starts = spread.bases, list[int]()
+        for number, at, stop in groups:
+            _check(HOST, slots[stop - 1] & INDEX_MASK, spread.lasts[number])
+            base = bases[number] - (number << SEGMENT_SHIFT) * stride
+            starts += [base + slot * stride for slot in slots[at:stop]]
+        if not groups and max(map(INDEX_MASK.__and__, slots)) > spread.last_min:
             for slot in slots:
                 if slot & INDEX_MASK > (last := spread.lasts[slot >> SEGMENT_SHIFT]):
                     _check(HOST, slot, last)
-        bases = spread.bases
-        starts = [bases[s >> SEGMENT_SHIFT] + (s & INDEX_MASK) * stride for s in slots]
+        if not groups:
+            starts = [bases[s >> SEGMENT_SHIFT] + (s & INDEX_MASK) * stride for s in slots]
         work.direction = spread.first.direction
         work.keys |= spread.pool_keys
         work.keys.update([(HOST, number) for number in numbers])
@@ -323,6 +331,20 @@ class Shapes:
         out = set(crossing)
         kept = [n for n in range(len(slots)) if n not in out]
         return [batch.source_pages[n] for n in kept], [batch.target_pages[n] for n in kept]
+
+
+def in_groups(slots: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(segment, first, behind the last) of slots in ascending order; nothing of any others."""
+    groups: list[tuple[int, int, int]] = []
+    if sorted(slots) != slots:
+        return groups
+    at, count = 0, len(slots)
+    while at < count:
+        number = slots[at] >> SEGMENT_SHIFT
+        stop = bisect_left(slots, (number + 1) << SEGMENT_SHIFT, at)
+        groups.append((number, at, stop))
+        at = stop
+    return groups
 
 
 def _host_side(batch: PageBatch) -> tuple[int, Chunk]:

@@ -14,11 +14,12 @@ import pytest
 
 from directory.core.actions import Matched, Refused
 from directory.core.events import Insert, Stats, Unlock
-from directory.core.limits import FENCE_DEADLINE_MS, MOVER_SILENCE_MS_MAX
+from directory.core.limits import CLOSED_A_STEP_MAX, FENCE_DEADLINE_MS, MOVER_SILENCE_MS_MAX
 from directory.core.namespace import NamespaceKey
 from directory.protocol.messages import SessionRefused
 from tests.integration.daemon.scheduler_process import PAGES, STEPS, scheduler, tokens
 from tests.integration.daemon.support import (
+    PAGE_SIZE,
     DaemonProcess,
     Pool,
     RawClient,
@@ -232,6 +233,41 @@ def test_a_duplicate_is_refused_as_long_as_the_first_one_lives_stopped_or_not_f6
         first.signal(signal.SIGCONT)
         assert first.ask() == "1"
     pool.close()
+
+
+def test_others_are_answered_between_the_steps_of_a_large_pools_end(tmp_path: Path) -> None:
+    """What is left of a dead pool is taken out bit by bit, and is a hit for nobody meanwhile."""
+    pages = 40 * CLOSED_A_STEP_MAX
+    with (
+        DaemonProcess(tmp_path / "rt", "--host-tier", "0") as daemon,
+        nothing_stays(daemon) as witness,
+    ):
+        large = RawClient(daemon.runtime_dir, "large", page_count=pages)
+        key, now = NamespaceKey(), large.pool_memory.now()
+        for page in range(pages):
+            path = packed([page] * PAGE_SIZE)
+            large.send(Insert("r", 0, key, path, packed([page]), page + 1, 0, now))
+            while large.seq - large.acked > pages // 10:
+                large.receive()
+        while large.acked < large.seq:
+            large.receive()
+        found = witness.match([pages - 1] * PAGE_SIZE)
+        assert isinstance(found, Matched)
+        assert found.peer_pages == 1
+        witness.report(Unlock(found.receipt))
+        assert witness.stats()["nodes"] == pages
+        large.close()
+        left: list[int] = []
+        while (figures := witness.stats(check=len(left) % 8 == 3))["pools"] > 1:
+            left.append(figures["nodes"])
+            if left[-1] < pages:
+                found = witness.match([pages - 1] * PAGE_SIZE)
+                assert isinstance(found, Matched)
+                assert found.peer_pages == 0
+        between = {nodes for nodes in left if 0 < nodes < pages}
+        assert between, f"nobody was answered before the end was over: {left}"
+        assert left == sorted(left, reverse=True)
+        assert witness.stats()["nodes"] == 0
 
 
 @pytest.fixture(scope="module")

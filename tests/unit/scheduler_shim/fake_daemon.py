@@ -11,12 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from directory.core.actions import Action, Answer, Refused, ReleasePool, SubmitCopy
+from directory.core.actions import (
+    Action,
+    Answer,
+    MoreToClose,
+    Refused,
+    ReleasePool,
+    SubmitCopy,
+)
 from directory.core.actions import Registered as RegisteredAction
 from directory.core.directory import Directory
 from directory.core.events import (
     Asked,
     Body,
+    CloseMore,
     CopyDone,
     Event,
     Mode,
@@ -318,6 +326,8 @@ class FakeDaemon:
                     self.tell(CopyDone(action.op, "failed", "made to fail"))
                 else:
                     self.engine.submit(action)
+            elif isinstance(action, MoreToClose):
+                self.tell(CloseMore())
             elif isinstance(action, ReleasePool):
                 self._mapped_still[action.pool] = self._instances[action.pool]
                 self.engine.release_pool(action.pool)

@@ -1,8 +1,9 @@
 """The rounds of the group `rows`: what is compared is asked under the same circumstances.
 
 Real `Rows` at the scales that count, over engines that are no more than pools of prompts, of which
-the one that was asked longest ago goes first. So an order of asking that finds a prompt where it
-should not be any more fails here, and not on a GPU.
+the one that was asked longest ago gives up pages first: treecored's from its end, as many as are
+wanted, SGLang's own all it has. So an order of asking that finds a prompt where it should not be
+any more, or a part of it, fails here, and not on a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from benchmarks.sglang_gpu import rows
+from benchmarks.sglang_gpu import own, rows
 from benchmarks.sglang_gpu.cores import Seat
 from benchmarks.sglang_gpu.scales import SCALES
 from tests.sglang import wire
@@ -57,13 +58,17 @@ class Node:
 
 
 class Model:
-    """An engine with a pool of so many tokens, that backs up what it computes where it can."""
+    """An engine with a pool of so many tokens, that backs up what it computes where it can.
+    `whole`: a prompt leaves its pool whole."""
 
-    def __init__(self, name: str, tokens: int, node: Node, *, tiers: bool = True) -> None:
+    def __init__(
+        self, name: str, tokens: int, node: Node, *, tiers: bool = True, whole: bool = False
+    ) -> None:
         self.name = name
         self.size = tokens
         self.node = node
         self.tiers = tiers
+        self.whole = whole
         self.pool: OrderedDict[tuple[int, ...], int] = OrderedDict()
         node.pools.append(self)
 
@@ -78,25 +83,31 @@ class Model:
         return tuple(tokens)
 
     def collect(self, tokens: tuple[int, ...], _deadline_s: float = 0) -> wire.Output:
-        pages, source, node = (len(tokens) - 1) // self.node.page, self._source(tokens), self.node
+        node = self.node
+        pages, there = (len(tokens) - 1) // node.page, self.pool.get(tokens, 0) // node.page
+        source = self._source(tokens)
         node.log.append((self.name, len(tokens), source))
         if source in ("host", "peer"):
-            node.counters[f"{source}_pages_restored"] += pages
+            node.counters[f"{source}_pages_restored"] += pages - there
         if not source and self.tiers:
             node.counters["pages_backed_up"] += len(tokens) // node.page
             node.host.add(tokens)
         self.pool[tokens] = len(tokens)
         self.pool.move_to_end(tokens)
-        while sum(self.pool.values()) > self.size:
-            self.pool.popitem(last=False)
+        while (over := sum(self.pool.values()) - self.size) > 0:
+            coldest = next(iter(self.pool))
+            if self.whole or over >= self.pool[coldest]:
+                del self.pool[coldest]
+            else:
+                self.pool[coldest] -= over
         found = pages * node.page if source else 0
         details: dict[str, object] = {"host": found if source in ("host", "peer") else 0}
         return wire.Output("r", [7], found, details, "length", (0.1,))
 
     def _source(self, tokens: tuple[int, ...]) -> str:
-        if tokens in self.pool:
+        if self.pool.get(tokens) == len(tokens):
             return "own"
-        if any(tokens in other.pool for other in self.node.pools):
+        if any(other.pool.get(tokens) == len(tokens) for other in self.node.pools):
             return "peer"
         return "host" if tokens in self.node.host else ""
 
@@ -121,23 +132,34 @@ class Unseated(rows.Rows):
         """Nobody is moved."""
 
 
-def table(scale_name: str, names: str) -> tuple[Unseated, list[tuple[str, int, str]]]:
+class UnseatedOwn(own.Own):
+    """Nor have these."""
+
+    def _seat(self) -> None:
+        """Nobody is moved."""
+
+
+def table(
+    scale_name: str, names: str, of: type[rows.Rows] = Unseated
+) -> tuple[rows.Rows, list[tuple[str, int, str]]]:
     """The table of a scale over models, and the log of what they are asked."""
     scale = SCALES[scale_name]
     log: list[tuple[str, int, str]] = []
     node = Node(log)
-    pools = {"n": scale.rows_pool_other}
+    pools = {"n": scale.rows_pool_other, "a": scale.rows_pool_source(node.page)}
     engines = {name: Model(name, pools.get(name, scale.rows_pool), node) for name in names}
-    engines["stock"] = Model("stock", scale.rows_pool, Node(log), tiers=False)
-    engines["hicache"] = Model("hicache", scale.hicache_pool, Node(log))
+    if "stock" in of.BESIDE:
+        engines["stock"] = Model("stock", scale.rows_pool, Node(log), tiers=False, whole=True)
+    if "hicache" in of.BESIDE:
+        engines["hicache"] = Model("hicache", scale.hicache_pool, Node(log), whole=True)
     pair: Any = Tree(node)
     asked: Any = engines
-    return Unseated(pair, asked, scale, 0, Seat(None)), log
+    return of(pair, asked, scale, 0, Seat(None)), log
 
 
-def in_rounds(of: Unseated, at: int, pairs: int) -> Iterator[rows.Column]:
+def in_rounds(of: rows.Rows, at: int, pairs: int) -> Iterator[rows.Column]:
     column: rows.Column = {}
-    for _ in of._rounds(at, of.scale.rows_lengths[at], column, pairs):
+    for _ in of._rounds(at, of.lengths(of.scale)[at][0], column, pairs):
         yield column
 
 
@@ -188,3 +210,44 @@ def test_a_hit_that_does_not_count_and_is_none_fails_the_run() -> None:
     stock.flush()
     next(asking)
     assert of.misses[0].startswith("uncounted hit: 0 of")
+
+
+@pytest.mark.parametrize(
+    ("scale", "at"),
+    [(scale, at) for scale in ("full", "smoke") for at in range(len(SCALES[scale].own_pairs))],
+)
+def test_own_and_stock_are_asked_in_turn_and_each_goes_first_as_often_after_a_hit_of_its_own(
+    scale: str, at: int
+) -> None:
+    of, log = table(scale, "b", UnseatedOwn)
+    began: list[int] = []
+    ask = of._ask
+
+    def noted(name: str, *given: Any) -> None:
+        began.append(len(log))
+        ask(name, *given)
+
+    of._ask = noted  # type: ignore[method-assign, assignment]
+    (*_, column) = in_rounds(of, at, 20)
+    assert of.misses == []
+    assert {name: len(ms) for name, ms in column.items()} == {"own": 20, "stock own": 20}
+    length = of.lengths(of.scale)[at][0]
+    assert all(log[at - 1] == log[at] == (log[at][0], length, "own") for at in began)
+    pairs = [
+        (log[first][0], log[second][0])
+        for first, second in zip(began[::2], began[1::2], strict=True)
+    ]
+    assert set(pairs[::2]) == {("b", "stock")}
+    assert set(pairs[1::2]) == {("stock", "b")}
+    apart = {second - first for first, second in zip(began[::2], began[1::2], strict=True)}
+    assert apart == {2}, "one uncounted hit stands between the two of a pair"
+
+
+def test_a_page_that_moves_while_all_is_in_the_pools_fails_the_run() -> None:
+    of, _ = table("smoke", "b", UnseatedOwn)
+    asking = in_rounds(of, 0, rows.SEATED_FOR + 1)
+    next(asking)
+    tree: Any = of.pair
+    tree.counters["host_pages_restored"] += 1
+    assert list(asking)
+    assert of.misses == ["pages were moved while all was in the pools: [33, 0, 0], [33, 1, 0]"]

@@ -326,6 +326,17 @@ def test_the_headline_is_drawn_from_the_rows_that_are_there() -> None:
     assert min(widths) > 0
 
 
+def test_a_bar_of_the_headline_ends_where_its_line_stands() -> None:
+    picture = plot.svg(
+        {"rows": {"8192": {"cold": {"median_ms": 200.0}, "own": {"median_ms": 100.0}}}}
+    )
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height', picture)]
+    lines = [float(at) - plot.LEFT for at in re.findall(r'd="M([\d.]+) ', picture)]
+    names = re.findall(r'"middle">([\d,]+) ms', picture)
+    assert names == ["100"], "within the bars, but not at their very end"
+    assert lines == widths[1:]
+
+
 def test_the_rows_are_shown_with_their_ratios(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(
         '{"ok": true, "misses": [], "rows": {"8192": {"own": {"median_ms": 40.1, "ms": [40.1]}}},'

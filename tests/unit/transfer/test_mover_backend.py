@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from directory.core.errors import ImportFailed
+from directory.core.errors import ImportFailed, ProtocolError, TreecoredError
 from directory.core.events import CopyDone
 from tests.heeding import heeding
 from tests.unit.transfer.device.fake_driver import RESULTS, FakeDriver
@@ -262,5 +262,30 @@ def test_lists_go_beside_where_that_is_asked_for_and_the_end_is_told(wanted: int
     with as_before():
         made.run()
     assert said == ["beside 7", "close"][not wanted :]
+    for channel in (ours, theirs):
+        channel.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "closed"), [(ChannelClosed, True), (ProtocolError, True), (DeviceLost, False)]
+)
+def test_what_ends_a_mover_ends_its_thread_but_for_a_lost_device_that_nobody_waits_for(
+    end: type[TreecoredError], closed: bool
+) -> None:
+    said: list[str] = []
+    ours, theirs = FdChannel.pair()
+
+    def fail() -> None:
+        raise end("as it were")
+
+    backend = Backend(FakeDevice(), {}, {}, beside=fail, close=lambda: said.append("close"))
+    made = mover.Mover(theirs, backend)
+    owned = OwnedPool(small_layout())
+    made._engine.add_pool(owned.import_as(1))
+    ours.send(encode(copy(1, "peer_copy", part(1, [0], 1, [3]))))
+    with as_before(), pytest.raises(end, match="as it were"):
+        made.run()
+    assert said == ["close"] * closed
+    owned.close()
     for channel in (ours, theirs):
         channel.close()

@@ -63,6 +63,8 @@ def test_pages_that_went_through_the_slab_and_back_are_the_same(scene: Scene) ->
         assert scene.pool.read_page(target) == scene.pool.pattern(1, page)
     assert scene.pool.read_page(3) == scene.pool.pattern(5, 3), "others are as they were"
     assert {r.pack for r in scene.pool.carried_out} == {True, False}
+    paged = getattr(scene.device, "beside", None)
+    assert paged is None or all(paged), "their calls may be a thread's"
     sizes = [r[2] for s in scene.device.history for b in s.batches for r in b.ranges]
     assert min(sizes) >= scene.pool.own.page_bytes, "whole rows go over the bus"
 
@@ -214,16 +216,58 @@ def test_waiting_in_line_is_not_the_schedulers_fault(scene: Scene) -> None:
     assert {outcome for _, outcome in scene.finish()} == {"ok"}
 
 
-def test_half_of_the_parts_is_kept_for_loads(scene: Scene) -> None:
+def test_the_first_two_slices_are_on_their_way_before_the_rest_is_looked_at(scene: Scene) -> None:
     scene.submit(backup(1, range(16), range(16)))
-    assert not scene.rests(), "there is room for more"
-    for _ in range(3):
+    for _ in range(4):
         scene.step()
-    assert scene.pool.open_requests == 4
-    assert scene.rests()
-    scene.submit(load(2, range(16, 20), range(4)))
+    assert scene.pool.open_requests == 2
+    assert scene.rests(), "until they are packed"
+    scene.stage(1)
+    assert (scene.pool.open_requests, scene.device.in_flight) == (1, 1)
+    scene.stage(1)
+    scene.step()
+    assert scene.device.in_flight == 2
+    assert scene.pool.open_requests > 0
+    assert scene.finish() == [(1, "ok")]
+
+
+def crowded(scene: Scene) -> None:
+    """A backup that has all the parts it may have: two with the device, four at the scheduler."""
+    scene.submit(backup(1, range(16), range(16)))
+    scene.stage(2)
+    for _ in range(4):
+        scene.step()
+    assert (scene.pool.open_requests, scene.device.in_flight) == (4, 2)
+
+
+def test_a_quarter_of_the_parts_is_kept_for_loads(scene: Scene) -> None:
+    crowded(scene)
+    scene.submit(load(2, range(16, 18), range(2)))
     assert scene.device.in_flight == 4
     assert scene.finish() == [(2, "ok"), (1, "ok")]
+
+
+def test_what_backups_give_back_goes_to_a_load_that_waits(scene: Scene) -> None:
+    crowded(scene)
+    scene.submit(load(2, range(16, 20), range(4)))
+    assert scene.device.in_flight == 4, "the two parts that were kept"
+    scene.move()
+    assert scene.device.in_flight == 2, "the load's other two, in the parts of the backup's two"
+    assert scene.pool.open_requests == 4 + 2, "none of those is packed into"
+    assert scene.finish() == [(2, "ok"), (1, "ok")]
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_of_few_parts_one_is_kept_for_loads(parts: int) -> None:
+    few = Scene(slab=parts * 512, stage_bytes=1_024)
+    few.submit(backup(1, range(8), range(8)))
+    for _ in range(4):
+        few.step()
+    assert few.pool.open_requests == min(2, parts - 1)
+    few.submit(load(2, [9], [9]))
+    assert few.device.in_flight == 1
+    assert few.finish() == [(2, "ok"), (1, "ok")]
+    few.close()
 
 
 def test_a_successor_touches_no_row_before_its_forerunners_requests_are_done(scene: Scene) -> None:
@@ -255,7 +299,7 @@ def test_few_chunks_go_as_they_lie(scene: Scene) -> None:
     assert (scene.pool.open_requests, scene.device.in_flight) == (0, 1)
     scene.submit(backup(2, range(2, 5), range(2, 5)))
     scene.step()
-    assert scene.pool.open_requests == 3
+    assert scene.pool.open_requests == 2
     assert scene.finish() == [(1, "ok"), (2, "ok")]
 
 
@@ -327,7 +371,10 @@ def test_what_is_packed_goes_before_another_backup_begins(scene: Scene) -> None:
     scene.step()
     assert states() == [CopyState.RUNNING, CopyState.READY, CopyState.READY]
     scene.stage()
-    assert scene.device.in_flight == 3, "the bus has work, behind which the next one begins"
+    assert (scene.device.in_flight, scene.pool.open_requests) == (2, 1)
+    assert states() == [CopyState.RUNNING, CopyState.READY, CopyState.READY]
+    scene.stage()
+    assert scene.device.in_flight == 3, "the bus has work, and nothing is packed meanwhile"
     assert states() == [CopyState.RUNNING, CopyState.RUNNING, CopyState.READY], "one at a time"
     assert scene.finish() == [(1, "ok"), (2, "ok"), (3, "ok")]
 

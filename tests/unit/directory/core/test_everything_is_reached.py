@@ -91,6 +91,8 @@ def deaths(world: World) -> None:
     b.restore([1, 2], got)
     world.close(a.pool)
     world.close(b.pool)
+    while world.ending:
+        world.close_more()
     world.copies.clear()
     world.send(MoverLost(0))
     world.send(PagesDamaged(bytes(4), "scrub"))
@@ -183,7 +185,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         monkeypatch.setattr(module, "step", step)
     monkeypatch.setattr("directory.core.limits.POOLS_MAX", 2)
     for scenario in (life_of_a_page, deaths, leased_through_a_flush, mistakes, ranks, crowd):
-        scenario(World())
+        scenario(World(closed_a_step=1))
     monkeypatch.setattr("directory.core.limits.JOURNAL_COMPACT_BYTES_MIN", 1)
     a_kept_tier()
     return found

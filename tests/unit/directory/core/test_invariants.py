@@ -184,7 +184,10 @@ CASES: list[tuple[Break, str]] = [
     (_copy_gone, "are not the backups in flight"),
     (_fill_op, "is not filling by copy"),
     (lambda d, p, n: d.pools[POOL].copies.update({77: None}), "lists copies"),
-    (lambda d, p, n: d.registry.begin_close(d.pools[POOL]), "closing pool 1 still holds"),
+    (
+        lambda d, p, n: d.registry.begin_close(d.pools[POOL]),
+        "closing, pages=5/32, locked=0, leases=0, copies=0) has",
+    ),
     (_group_unlisted, "ranks of pools, 1 registered"),
     (_group_rank_lost, "has the ranks [0]"),
     (_group_incomplete, "complete or not, wrongly"),

@@ -1,8 +1,7 @@
 """A small world around a real Directory: schedulers with pools, word tables, and a mover.
 
-Owns what is outside of the core: page allocators, words, the bytes of pages (here: the path that
-a page was computed for) and the copies in flight. It behaves as real schedulers and movers do, so
-a test that drives it can check bytes, not only answers. After every event the invariants must hold.
+Owns the schedulers: page allocators, what they hold and say; the rest is `machine`. They behave as
+real ones do, so a test that drives them can check bytes, not only answers.
 """
 
 from __future__ import annotations
@@ -12,147 +11,34 @@ from collections.abc import Sequence
 import msgspec
 
 from directory.core.actions import (
-    Action,
-    Answer,
     AnyReply,
     GaveUp,
     Inserted,
     Matched,
     Registered,
-    RegistrationRefused,
     Restored,
-    SubmitCopy,
 )
-from directory.core.directory import Directory
 from directory.core.events import (
     Asked,
     Body,
-    CopyDone,
-    Event,
     Evict,
     Evicted,
     Flush,
     Insert,
     Match,
     Mode,
-    Outcome,
-    PoolClosed,
-    PoolRegistered,
     Restore,
     Unlock,
 )
-from directory.core.ids import HOST, POOL_WORD
+from directory.core.ids import POOL_WORD
 from directory.core.namespace import NamespaceKey
 from directory.core.place import PoolState
 from directory.core.pool import evict_pages, insert_pages
 from directory.core.tokens import pack_pages, pack_tokens, unpack_pages
-from tests.unit.directory.core.copying import Memory, move
+from tests.unit.directory.core.machine import KEY, World
 from tests.unit.directory.core.mirror import PAGE_BYTES, Mirror
 
-KEY = NamespaceKey()
-
-
-class World:
-    """One directory, its host tier's memory, and every copy in flight."""
-
-    def __init__(
-        self, *, host_pages: int = 64, segment_pages: int = 8, checked: bool = True
-    ) -> None:
-        self.directory = Directory(
-            host_bytes=host_pages * PAGE_BYTES, segment_bytes=segment_pages * PAGE_BYTES
-        )
-        self.checked = checked
-        self.copies: dict[int, SubmitCopy] = {}
-        self.carried: dict[int, Outcome] = {}
-        self.answers: dict[tuple[int, int], AnyReply] = {}
-        self.memory: Memory = {HOST: {}}
-        self.words: dict[int, dict[int, int]] = {}
-        self.timelines: dict[int, int] = {}
-        """How far a rank has come; who is not listed has passed every fence."""
-        self.log: list[bytes] = []
-
-    def send(self, event: Event) -> list[Action]:
-        """Hand an event to the directory and take in its actions."""
-        actions = self.directory.handle(event)
-        self.log.append(repr((event, actions)).encode())
-        for action in actions:
-            if isinstance(action, SubmitCopy):
-                assert action.op not in self.copies
-                for word in () if action.slot_bytes else action.words:
-                    # Of a group the ranks that lag have not bumped yet: fences wait for that.
-                    assert self.words[word.pool].get(word.slot, 0) == word.value, "void from birth"
-                self.copies[action.op] = action
-            elif isinstance(action, Answer):
-                assert (action.pool, action.seq) not in self.answers, "answered twice"
-                self.answers[action.pool, action.seq] = action.body
-        if self.checked:
-            found = self.directory.check()
-            assert not found, found
-        return actions
-
-    def register(
-        self,
-        name: str,
-        mode: Mode = "thin",
-        *,
-        pages: int = 32,
-        page_size: int = 1,
-        fingerprint: bytes = b"f",
-        page_bytes: int = PAGE_BYTES,
-        world_size: int = 1,
-        rank: int = 0,
-    ) -> Registered | RegistrationRefused:
-        """Register a pool and return what the directory said."""
-        event = PoolRegistered(
-            1, 0, name, fingerprint, page_size, pages, page_bytes, mode, world_size, rank
-        )
-        (action,) = self.send(event)
-        assert isinstance(action, Registered | RegistrationRefused)
-        if isinstance(action, Registered):
-            self.memory[action.pool] = {}
-            self.words[action.pool] = {}
-        return action
-
-    def ready(self, op: int) -> bool:
-        """Whether a copy's fences have passed."""
-        fences = self.copies[op].fences
-        return all(fence.value <= self.timelines.get(fence.pool, fence.value) for fence in fences)
-
-    def carry_out(self, op: int, outcome: Outcome = "ok") -> Outcome:
-        """Be the mover: copy the bytes and validate the words now; the report comes later."""
-        copy = self.copies[op]
-        if op in self.carried:
-            return self.carried[op]
-        assert self.ready(op)
-        current = all(
-            word.pool in self.words and self.words[word.pool].get(word.slot, 0) == word.value
-            for word in copy.words
-        )
-        if outcome == "ok" and not current:
-            outcome = "void"
-        move(copy, self.memory, copied=outcome == "ok")
-        self.carried[op] = outcome
-        return outcome
-
-    def finish(self, op: int, outcome: Outcome = "ok") -> list[Action]:
-        """Carry a copy out, unless that was done before, and report it."""
-        outcome = self.carry_out(op, outcome)
-        copy = self.copies.pop(op)
-        nbytes = sum(len(part.source_pages) // 4 for part in copy.parts) * PAGE_BYTES
-        detail = "" if outcome == "ok" else "told so"
-        self.last_done = CopyDone(op, outcome, detail, nbytes, 1)
-        return self.send(self.last_done)
-
-    def finish_all(self) -> None:
-        """Let every copy land, and those that follow from it."""
-        while self.copies:
-            self.finish(next(iter(self.copies)))
-
-    def close(self, pool: int) -> list[Action]:
-        """End a pool's session: its memory and words are gone at once."""
-        self.memory.pop(pool, None)
-        self.words.pop(pool, None)
-        return self.send(PoolClosed(pool, 0))
+__all__ = ["KEY", "Scheduler", "World"]
 
 
 class Scheduler:

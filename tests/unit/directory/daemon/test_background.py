@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from directory.daemon.background import EARLY_US, QUIET_US, Background
-from directory.daemon.pacing import LATE_US
+from directory.daemon.background import QUIET_US, Background
+from directory.daemon.pacing import BATCH_US, LATE_US
 
 
 class Heard:
@@ -100,11 +100,11 @@ def test_whoever_is_due_first_is_waited_for(heard: Heard) -> None:
 @pytest.mark.parametrize(
     ("tells", "quiet", "ready_us", "works"),
     [
-        (True, True, 1_000 + EARLY_US, True),
-        (True, True, 1_001 + EARLY_US, False),
+        (True, True, 1_001, True),
+        (True, True, 1_000 + BATCH_US, True),
         (True, True, None, False),
-        (True, False, 1_000 + EARLY_US, False),
-        (False, True, 1_000 + EARLY_US, False),
+        (True, False, 1_001, False),
+        (False, True, 1_001, False),
     ],
 )
 def test_the_log_works_with_what_is_told_unless_somebody_asks(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from directory.daemon.config import ConfigError, Settings, load_settings
+from directory.daemon.config import LOOK_US_MAX, ConfigError, Settings, load_settings
+from directory.daemon.loop import SPIN_NS
 from directory.protocol.runtime_dir import default_runtime_dir
 from directory.protocol.variables import DAEMON_VARIABLES, ENGINE_VARIABLES
 from transfer.engine_limits import EngineLimits
@@ -177,6 +178,14 @@ def test_a_mover_is_started_with_what_the_settings_say_of_copies(tmp_path: Path)
     assert load_settings().mover_options == ()
     limits = EngineLimits().changed(["lane_bytes_per_s=2048"])
     assert limits.bounds[-1].bytes_per_s == 2048, "and the mover understands it"
+
+
+def test_how_long_a_daemon_looks_can_be_said_and_is_bounded() -> None:
+    assert load_settings().look_us == SPIN_NS // 1000
+    assert load_settings(None, {"look_us": "0"}).look_us == 0
+    for wrong in ("-1", str(LOOK_US_MAX + 1), "soon"):
+        with pytest.raises(ConfigError, match="setting look_us"):
+            load_settings(None, {"look_us": wrong})
 
 
 def test_a_mover_that_hangs_is_found_out_within_two_seconds_by_default() -> None:

@@ -16,15 +16,19 @@ from directory.daemon.expecting import (
     Expecting,
 )
 from directory.daemon.loop import Loop
-from directory.daemon.mover_words import CORES_MIN, may_look
+from directory.daemon.mover_words import BESIDE, CORES_MIN, may_look, options_of
+from directory.daemon.movers import Movers
 from directory.daemon.registration import Registration
 from tests.unit.directory.daemon.mover_rig import (
     LAYOUT,
     REGISTRATION,
+    SILENCE_MS,
+    PretendMover,
     Rig,
     copy,
     pretended_movers,
 )
+from transfer.engine_limits import BESIDE_RANGES, EngineLimits
 from transfer.ipc.memory import MEMFD, MemoryHandle
 from transfer.messages import Ready
 
@@ -173,6 +177,36 @@ def test_movers_that_are_told_not_to_spin_look_for_nothing(
 ) -> None:
     options = [word for number in said for word in ("--limit", f"idle_spin_us={number}")]
     assert may_look(device, options, 64) is looks
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "beside"),
+    [
+        ("cuda:GPU-1", CORES_MIN, True),
+        ("cuda:GPU-1", CORES_MIN - 1, False),
+        ("cuda:GPU-1,cuda:GPU-2", CORES_MIN + 2, True),
+        ("cuda:GPU-1,cuda:GPU-2", CORES_MIN + 1, False),
+        ("cpu", 64, False),
+    ],
+)
+def test_a_gpus_mover_has_long_lists_queued_by_a_thread_where_there_are_cores(
+    device: str, cores: int, beside: bool
+) -> None:
+    said = ("--unpinned", "--limit", "submit_beside=0")
+    options = options_of(device, said, cores)
+    assert options[len(options) - len(said) :] == said, "what is said by hand comes last"
+    limits = EngineLimits().changed([o for o in options if "=" in o])
+    assert limits.submit_beside == 0, "and counts"
+    assert (options != said) is beside
+    by_itself = EngineLimits().changed([o for o in options_of(device, (), cores) if "=" in o])
+    assert by_itself.submit_beside == BESIDE_RANGES * beside
+
+
+def test_movers_are_started_with_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.loop, "cores", CORES_MIN)
+    given = "cuda:GPU-1", None, SILENCE_MS, rig.counters
+    Movers(rig.loop, rig, *given, options=("--unpinned",)).start()
+    assert PretendMover.spawned[-1] == ("cuda:GPU-1", (*BESIDE, "--unpinned"))
 
 
 @pytest.fixture

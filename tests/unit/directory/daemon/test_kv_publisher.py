@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +10,18 @@ import pytest
 import zmq
 
 from directory.core import limits
-from directory.daemon.kv_publisher import Publisher
+from directory.daemon.kv_publisher import (
+    EMPTY_AFTER_US,
+    JOIN_AGAIN_US,
+    TURN_MS_MAX,
+    Publisher,
+)
 from directory.kvevents.addresses import Address, Options
 from directory.kvevents.records import AnyRecord, Begin, Closed, Opened, Whole, encode
 from tests.ports import free_ports
 
 PORTS = 12
+DEADLINE_S = 10.0
 
 
 class Rig:
@@ -124,3 +131,31 @@ def test_it_listens_on_the_other_loopback_too() -> None:
             assert rig.listing["a"]["http"] == f"http://[::1]:{rig.base + 2}"
         finally:
             rig.close()
+
+
+def test_it_waits_until_something_has_to_be_done_and_no_longer(rig: Rig) -> None:
+    publisher = rig.publisher
+    assert publisher.wait_ms() == TURN_MS_MAX
+    rig.tell(opened(1, "a"))
+    (outlet,) = (outlet for outlet in publisher._outlets.values() if outlet.instance == "a")
+    assert publisher.wait_ms() == TURN_MS_MAX
+    # Silence is broken in time...
+    silent_us = EMPTY_AFTER_US - 300_000
+    for each in publisher._outlets.values():
+        each.stream.sent_us = time.time_ns() // 1000 - silent_us
+    assert 200 < publisher.wait_ms() <= 301
+    before = outlet.stream.next_sequence
+    give_up = time.monotonic() + DEADLINE_S
+    while outlet.stream.next_sequence == before and time.monotonic() < give_up:
+        publisher.turn(publisher.wait_ms())
+    assert time.time_ns() // 1000 - outlet.stream.sent_us < 200_000
+    assert outlet.stream.next_sequence == before + 1
+    # ...and who subscribes waits for others who do, no longer.
+    outlet.count(joined=True)
+    assert 0 < publisher.wait_ms() <= JOIN_AGAIN_US // 1000 + 1
+    while outlet.joined_us and time.monotonic() < give_up:
+        publisher.turn(publisher.wait_ms())
+    assert outlet.told_us
+    assert outlet.stream.next_sequence == before + 2
+    outlet.count(joined=True)  # they were told a moment ago
+    assert (JOIN_AGAIN_US - 300_000) // 1000 < publisher.wait_ms() <= JOIN_AGAIN_US // 1000

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from directory.core.events import Evict, Flush, Insert, Match, Stats
+from directory.core.events import Evict, Evicted, Flush, Insert, Live, Match, Restore, Stats
+from directory.daemon import lanes
 from directory.daemon import loop as loop_module
 from directory.daemon.turns import Rank
 from directory.protocol.codec import encode
@@ -13,6 +14,7 @@ from directory.protocol.messages import ClientBody, Envelope
 from tests.unit.directory.daemon.lane_rig import EPOCH, KEY, POOL, Rig
 
 INSERT = Insert("r", 1, KEY, b"1234", b"1234", 0, 0, (0, 0))
+RESTORE = Restore("r", 1, 1, 0, b"1234", (0, 0))
 
 
 @pytest.fixture
@@ -63,3 +65,43 @@ def test_what_a_thin_pools_scheduler_waits_for_comes_before_reports(
     rig.loop.turn(0)
     assert (rig.asked[0] == body) == first
     reporter.close()
+
+
+@pytest.mark.parametrize(
+    ("bodies", "thin", "reported"),
+    [
+        ([INSERT], False, True),
+        ([INSERT, Evicted((), ()), Flush("pool"), Live(())], False, True),
+        ([INSERT], True, False),
+        ([INSERT, RESTORE], False, False),
+        ([RESTORE], False, False),
+        ([Match("r", 1, KEY, b"1234")], False, False),
+        ([Stats()], False, False),
+    ],
+)
+def test_what_nobody_waits_for_is_said_to_the_loop_to_be_reports(
+    rig: Rig,
+    bodies: list[ClientBody],
+    thin: bool,
+    reported: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "PIECE_NS", 1 << 62)
+    rig.open(thin=thin)
+    for seq, body in enumerate(bodies, 1):
+        rig.say(seq, body)
+    rig.loop.turn(0)
+    assert len(rig.asked) == len(bodies)
+    assert rig.loop.reported == reported
+
+
+def test_a_match_behind_reports_is_a_question(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends both waits for the answer, and the loop is to be woken for the next one."""
+    monkeypatch.setattr(lanes, "PIECE_NS", 1 << 62)
+    rig.open()
+    rig.say(1, INSERT)
+    rig.say(2, Match("r", 1, KEY, b"1234"))
+    rig.loop.turn(0)
+    assert len(rig.asked) == 2
+    assert rig.loop.asked
+    assert not rig.loop.reported

@@ -1,6 +1,7 @@
 """Lanes at the server: who may open one, what comes by it, and what a broken one costs."""
 
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from directory.core.actions import Done, Refused
 from directory.core.errors import BadMessage, ImportFailed
-from directory.core.events import Match, Stats, Unlock
+from directory.core.events import Body, Match, Stats, Unlock
+from directory.core.ids import PoolId
 from directory.daemon import lanes as module
 from directory.daemon.lanes import (
     ACK_AFTER_US,
@@ -22,7 +24,7 @@ from directory.protocol.codec import decode_reply, encode
 from directory.protocol.messages import Acked, Attach, Envelope, Extent, ReplyEnvelope
 from scheduler_shim.arena import PLACED_BYTES_MIN
 from tests.unit.directory.daemon.lane_rig import ARENA_BYTES, EPOCH, KEY, POOL, Rig
-from transfer.ipc.lane import HEADER
+from transfer.ipc.lane import HEADER, FrameLane
 
 
 @pytest.fixture
@@ -304,3 +306,82 @@ def test_descriptors_that_are_no_lane_are_refused_and_stay_the_callers(rig: Rig)
     rig.open()
     with pytest.raises(BadMessage, match="already"):
         rig.server.open_lane(POOL, (sock, memory), ARENA_BYTES)
+
+
+class Beside:
+    """A client that says more while what it has said is carried out."""
+
+    def __init__(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rig = rig
+        self.more: list[tuple[int, Match | Unlock | Stats]] = []
+        self.reads = 0
+        ask, receive = rig.ask, FrameLane.receive
+
+        def asked(pool: PoolId, seq: int, body: Body) -> None:
+            ask(pool, seq, body)
+            if isinstance(body, Match):
+                self.say(pool, seq)
+
+        def read(lane: FrameLane, most: int = sys.maxsize) -> list[bytes]:
+            self.reads += lane is not rig.lane
+            return receive(lane, most)
+
+        rig.server._endpoint._ask = asked
+        monkeypatch.setattr(FrameLane, "receive", read)
+
+    def say(self, pool: PoolId, seq: int) -> None:
+        more, self.more = self.more, []
+        for number, body in more:
+            self.rig.say(number, body)
+        self.rig.server.answer(pool, seq, Done())
+
+    def turn(self, seq: int, *more: tuple[int, Match | Unlock | Stats]) -> tuple[int, list[Body]]:
+        """A match is said, and `more` while it is carried out: reads, and what was carried out."""
+        self.more, self.reads = list(more), 0
+        self.rig.asked.clear()
+        self.rig.say(seq, Match("r", 1, KEY, b""))
+        self.rig.loop.turn(1)
+        return self.reads, list(self.rig.asked)
+
+
+def test_a_release_that_comes_behind_a_match_is_carried_out_in_the_same_turn(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.open(thin=True)
+    beside = Beside(rig, monkeypatch)
+    match = Match("r", 1, KEY, b"")
+    assert beside.turn(1, (2, Unlock(7))) == (1, [match]), "nothing is known of this client yet"
+    rig.loop.turn(1)
+    assert rig.asked == [match, Unlock(7)]
+    assert beside.turn(3, (4, Unlock(8))) == (2, [match, Unlock(8)])
+    assert beside.turn(5, (6, Unlock(9))) == (2, [match, Unlock(9)])
+    assert beside.turn(7) == (2, [match]), "looked for once more, in vain"
+    assert beside.turn(8, (9, Unlock(10))) == (1, [match]), "and not again"
+    rig.loop.turn(1)
+    assert beside.turn(10, (11, Unlock(11))) == (2, [match, Unlock(11)])
+    assert [decode_reply(frame).seq for frame in rig.lane.receive() if decode_reply(frame).seq] == [
+        1, 3, 5, 7, 8, 10,
+    ]  # fmt: skip
+
+
+def test_what_waits_for_its_turn_waits_behind_such_a_match_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.open(thin=True)
+    beside = Beside(rig, monkeypatch)
+    beside.turn(1, (2, Unlock(7)))
+    rig.loop.turn(1)
+    match = Match("r", 1, KEY, b"")
+    assert beside.turn(3, (4, Stats()), (5, Unlock(8)))[1] == [match, Stats(), Unlock(8)], (
+        "in its order, in the piece that a turn does of what can wait"
+    )
+
+
+def test_a_lane_that_ends_behind_a_match_is_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.open(thin=True)
+    beside = Beside(rig, monkeypatch)
+    beside.turn(1, (2, Unlock(7)))
+    rig.loop.turn(1)
+    monkeypatch.setattr(beside, "say", lambda *_: rig.lane.close())
+    assert beside.turn(3) == (2, [Match("r", 1, KEY, b"")])
+    assert len(rig.server._lanes) == 0

@@ -336,7 +336,7 @@ def test_who_has_to_give_way_to_whoever_asks_sleeps_now_and_then(
             pass
         right.send(b"x")
 
-    monkeypatch.setattr(loop_module, "SPIN_NS", 10**10)
+    loop._spin_ns = 10**10
     monkeypatch.setattr(os, "sched_yield", give_way)
     loop._close = True
     for _ in range(3 * loop_module.SHARED_MAX):

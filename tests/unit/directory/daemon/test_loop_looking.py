@@ -5,7 +5,7 @@ import os
 import pytest
 
 from directory.daemon import loop as loop_module
-from directory.daemon.loop import SPIN_NS, Loop
+from directory.daemon.loop import SPIN_NS, YIELDED_NS, Loop
 
 YIELD_NS = 1_000
 
@@ -29,11 +29,13 @@ class Epoll:
 class Scene:
     """A loop whose clock goes on with every look that finds nothing."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, empty: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, empty: int, *, spin_ns: int = SPIN_NS
+    ) -> None:
         self.now = 1_000_000
         monkeypatch.setattr(loop_module, "monotonic_ns", lambda: self.now)
         monkeypatch.setattr(os, "sched_yield", self.give_way)
-        self.loop = Loop()
+        self.loop = Loop(spin_ns)
         self.loop._epoll.close()
         self.epoll = Epoll(empty)
         self.loop._epoll = self.epoll  # type: ignore[assignment]
@@ -112,3 +114,40 @@ def test_what_is_for_after_the_turn_is_done_once_and_after_everything_else() -> 
     loop.unwatch(asking)
     os.close(asking)
     loop.close()
+
+
+def test_how_long_it_has_looked_in_vain_is_counted(make: type) -> None:
+    looks = 20
+    scene = make(empty=looks)
+    scene.loop.look_out(scene.now + 10 * SPIN_NS)
+    scene.loop.turn(None)
+    assert scene.loop.looked_ns == (looks - 1) * YIELD_NS, "the last one found something"
+    slept = make(empty=0)
+    slept.loop.turn(None)
+    assert slept.loop.looked_ns == 0
+
+
+@pytest.mark.parametrize("spin_ns", [0, SPIN_NS // 5, 5 * SPIN_NS])
+def test_it_looks_as_long_as_it_is_told_while_things_come_as_close(
+    monkeypatch: pytest.MonkeyPatch, spin_ns: int
+) -> None:
+    scene = Scene(monkeypatch, empty=10 * SPIN_NS // YIELD_NS, spin_ns=spin_ns)
+    scene.loop._close = True
+    began = scene.now
+    scene.loop.turn(None)
+    assert scene.slept == [None]
+    assert (scene.now - began, scene.loop.looked_ns) == (spin_ns, spin_ns)
+    scene.epoll.empty = 1 + spin_ns // YIELD_NS
+    scene.loop._close = True
+    scene.loop.turn(None)
+    assert scene.loop._close == (spin_ns > 0), "it came, and not so late"
+
+
+def test_while_somebody_else_has_the_core_nothing_is_looked_for(make: type) -> None:
+    scene = make(empty=3)
+    steps = iter([2 * YIELDED_NS, YIELD_NS, YIELD_NS])
+    scene.give_way = lambda: setattr(scene, "now", scene.now + next(steps))
+    os.sched_yield = scene.give_way  # the fixture undoes it
+    scene.loop.look_out(scene.now + 10 * SPIN_NS)
+    scene.loop.turn(None)
+    assert scene.loop.looked_ns == YIELD_NS

@@ -4,6 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from directory.daemon.pacing import (
+    AGAIN_US,
+    BATCH_FILL,
     BURST_US_MAX,
     BURST_US_MIN,
     FULL,
@@ -11,6 +13,7 @@ from directory.daemon.pacing import (
     PRESSED_FILL,
     SHARE_MAX,
     SHARE_MIN,
+    again_us,
     burst_us,
     is_late,
     share_of,
@@ -54,3 +57,12 @@ def test_late_is_what_was_worth_doing_two_seconds_ago() -> None:
     assert not is_late(None, LATE_US)
     assert not is_late(1, LATE_US)
     assert is_late(1, LATE_US + 1)
+
+
+@given(st.floats(0, 1.2), st.floats(0, 1.2))
+def test_what_was_broken_off_waits_the_less_the_fuller_the_queue_is(
+    one: float, other: float
+) -> None:
+    less, more = sorted((one, other))
+    assert AGAIN_US >= again_us(less) >= again_us(more) >= 0
+    assert (again_us(more) == 0) == (more >= BATCH_FILL)

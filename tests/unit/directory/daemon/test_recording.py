@@ -11,12 +11,14 @@ import pytest
 from directory.analytics.log import AccessLog
 from directory.analytics.reader import LogReader
 from directory.analytics.record import Access, Eviction, chain
-from directory.core.actions import SubmitCopy
+from directory.core.actions import MoreToClose, SubmitCopy
+from directory.core.closing import Closing
 from directory.core.directory import Directory
 from directory.core.errors import BadMessage
 from directory.core.events import (
     Asked,
     Body,
+    CloseMore,
     CopyDone,
     Event,
     Evict,
@@ -129,6 +131,26 @@ def test_what_is_given_up_is_logged_with_its_digest_its_place_and_the_reason(
     assert {each.tier for each in gone} == {"device"}
     sums = {(line.reason, line.pages) for line in rig.recording.sums.given_up()}
     assert sums == {("capacity", 2), ("flush", 2), ("pool_gone", 2)}
+
+
+def test_what_a_pool_had_is_told_to_be_its_own_to_the_last_bit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.directory.closing = Closing(rig.directory.tree, rig.directory.leases, 1)
+    pool, other = rig.register("a"), rig.register("b")
+    for letter in "ABC":
+        rig.insert(pool, letter)
+    rig.insert(other, "D")
+    actions = rig.tell(PoolClosed(pool, rig.now_us))
+    while any(isinstance(action, MoreToClose) for action in actions):
+        # Over and over, as for every rank of a group.
+        rig.recording.pool_went(pool, rig.now_us)
+        actions = rig.tell(CloseMore())
+    rig.ask(other, Evict(1))
+    gone = [frame for frame in rig.frames() if isinstance(frame, Eviction)]
+    assert [(each.pages, each.reason, each.instance) for each in gone] == [
+        *[(1, "pool_gone", "a")] * 3,
+        (1, "capacity", "b"),
+    ]
 
 
 def test_the_host_tier_s_evictions_are_told_apart_from_those_of_pools(tmp_path: Path) -> None:

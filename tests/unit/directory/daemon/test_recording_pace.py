@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from random import Random
+from typing import cast
 
 from directory.analytics.reader import LogReader
 from directory.analytics.record import Access
 from directory.daemon.background import Background
+from directory.daemon.kv_feed import EVERY_US, KvFeed
 from directory.daemon.pacing import (
+    AGAIN_US,
+    BATCH_FILL,
     BATCH_US,
     BURST_US_MAX,
     BURST_US_MIN,
     LATE_US,
+    MORE_FILL,
     SHARE_MIN,
+    SOON_US,
 )
-from directory.daemon.recording import FLUSH_US
+from directory.daemon.recording import FLUSH_EARLY_US, FLUSH_US, PIECES_A_TURN_MAX
 from tests.unit.directory.daemon.test_recording import Rig, ended, tokens_of
 
 
@@ -63,7 +70,54 @@ def test_work_ends_after_the_piece_in_which_somebody_asks(tmp_path: Path) -> Non
 
     rig.recording.work(rig.now_us, waiting)
     assert len(pieces) == 1
+    # Not in the very next pause: then that match would come right after work, too.
+    assert rig.recording.ready_us == rig.now_us + AGAIN_US
+
+
+def test_what_was_broken_off_goes_on_the_sooner_the_fuller_the_queue_is(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    waits = []
+    for fill in (MORE_FILL, BATCH_FILL):
+        while rig.recording._recorder is not None and rig.recording._recorder.fill <= fill:
+            rig.recording.ended(pool, ended(), rig.now_us)
+        rig.recording.work(rig.now_us, lambda: True)
+        assert rig.recording.ready_us is not None
+        waits.append(rig.recording.ready_us - rig.now_us)
+    assert waits == [SOON_US, 0]
+
+
+def test_what_nobody_broke_off_goes_on_at_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    for _ in range(PIECES_A_TURN_MAX):
+        rig.recording.ended(pool, ended(), rig.now_us)
+    looks: list[int] = []
+
+    def waiting() -> bool:
+        looks.append(1)
+        return False
+
+    rig.recording.work(rig.now_us, waiting)
+    assert len(looks) == PIECES_A_TURN_MAX
     assert rig.recording.ready_us == rig.now_us
+
+
+def test_a_log_that_works_anyway_is_written_a_little_before_its_time(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    rig.recording.ended(pool, ended(), rig.now_us)
+    rig.recording.work(rig.now_us, lambda: False)
+    flush_us = rig.recording.ready_us
+    assert flush_us is not None
+    before_us = flush_us - FLUSH_EARLY_US
+    ready_us = []
+    for now_us in (before_us - 1, before_us):
+        rig.recording.work(now_us, lambda: False)
+        ready_us.append(rig.recording.ready_us)
+    assert ready_us == [flush_us, None]
+    assert any(isinstance(frame, Access) for frame in LogReader(tmp_path))
 
 
 def test_a_log_in_need_works_a_little_at_a_time_and_then_lets_answers_pass(tmp_path: Path) -> None:
@@ -162,3 +216,54 @@ def test_what_is_late_gets_its_share_until_nothing_is_left(tmp_path: Path) -> No
     assert bursts > 3
     assert rig.recording._recorder is not None
     assert len(rig.recording._recorder) == 0
+
+
+class Telling:
+    """Events that are handed on every so often, in a pause, in the time that it takes."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._due_us = self.times = 0
+
+    def due_us(self) -> int:
+        return max(1, self._due_us)
+
+    def on_time(self, *, idle: bool) -> bool:
+        told = idle and self._rig.now_us >= self._due_us
+        if told:
+            self._due_us = self._rig.now_us + EVERY_US
+            self._rig.now_us += 200
+            self.times += 1
+        return told
+
+
+def test_of_what_is_asked_at_a_steady_pace_little_comes_right_after_work(tmp_path: Path) -> None:
+    # A request ends and a question follows within 5 ms; a piece takes 20 us, each request three.
+    rig, chance = Rig(tmp_path), Random(1)
+    pool = rig.directory.pools[rig.register("a")]
+    rig.settle()
+    asks_at_us = after_work = 0
+
+    def waiting() -> bool:
+        rig.now_us += 20
+        return rig.now_us >= asks_at_us
+
+    telling, recording = Telling(rig), rig.recording
+    beside = Background(recording, cast(KvFeed, telling), None, waiting)
+    asked = 4_000
+    for number in range(asked):
+        for part in range(3):
+            rig.recording.ended(pool, ended(request=f"{number}.{part}"), rig.now_us)
+        beside.turn(rig.now_us, quiet=False)
+        asks_at_us = rig.now_us + chance.randrange(5_000)
+        before = recording._worked_us, telling.times
+        while rig.now_us < asks_at_us:
+            rig.now_us = max(rig.now_us, min(beside.due_us() or asks_at_us, asks_at_us))
+            beside.turn(rig.now_us, quiet=rig.now_us < asks_at_us)
+        after_work += (recording._worked_us, telling.times) != before
+        rig.now_us = max(rig.now_us, asks_at_us)
+        assert recording._recorder is not None
+        assert len(recording._recorder) < 1_000  # a second of them
+    # One in twenty-one, where it goes on in the very next pause instead.
+    assert telling.times < after_work < 0.048 * asked
+    assert len([frame for frame in rig.frames() if isinstance(frame, Access)]) == 3 * asked

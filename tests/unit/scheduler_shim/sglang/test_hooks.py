@@ -26,6 +26,8 @@ class Batch:
         self.empty = empty
         self.reqs: list[Any] = []
         self.batch_is_full = True
+        self.extends = False
+        self.forward_mode = SimpleNamespace(is_extend=lambda: self.extends)
 
     def is_empty(self) -> bool:
         return self.empty

@@ -34,7 +34,7 @@ class Parts:
         self.loads: Any = SimpleNamespace(rows=[], has_turns=False)
         self.rest = Rest(self, cast(HeldBack, self.held), cast(Layerwise, self.loads))
         for _ in range(2):  # with the first one the client has just come
-            self.rest.until(DUE_US, self.queue)
+            self.rest.until(DUE_US, NEVER_US, self.queue)
 
     def holds(self, *, busy: bool = True) -> bool:
         return self.rest.holds(self.queue, lambda: busy)
@@ -72,6 +72,8 @@ def something_of_a_load(parts: Parts) -> None:
 
 
 def a_change(parts: Parts) -> None:
+    parts.wait("a")
+    parts.rest.until(DUE_US, NEVER_US, parts.queue)
     parts.held.changes += 1
 
 
@@ -103,7 +105,7 @@ def test_any_reason_ends_the_rest(reason: Callable[[Parts], None]) -> None:
 def test_the_list_of_the_living_is_due_by_the_clock_though_nothing_else_is() -> None:
     parts = Parts()
     parts.client.live_us = 10
-    parts.rest.until(DUE_US, [])
+    parts.rest.until(DUE_US, NEVER_US, [])
     parts.now = 9
     assert parts.holds()
     parts.now = 10
@@ -115,7 +117,7 @@ def test_a_queue_that_was_looked_at_rests_as_long_as_it_stays_as_it_is() -> None
     parts.wait("a", "b")
     parts.held.alive = [("s1", 0), ("s2", 0)]
     assert not parts.holds(), "they have just come"
-    parts.rest.until(DUE_US, parts.queue)
+    parts.rest.until(DUE_US, NEVER_US, parts.queue)
     assert parts.holds()
     for changed in (("a",), ("a", "b", "c"), ("b", "a"), ("a", "c"), ()):
         parts.wait(*changed)
@@ -127,17 +129,45 @@ def test_a_queue_that_was_looked_at_rests_as_long_as_it_stays_as_it_is() -> None
 def test_what_changed_before_the_end_of_a_turn_is_no_reason_for_the_next() -> None:
     parts = Parts()
     a_change(parts)
-    parts.rest.until(DUE_US, parts.queue)
+    parts.rest.until(DUE_US, NEVER_US, parts.queue)
     assert parts.holds()
     a_change(parts)
     assert not parts.holds()
+
+
+def test_the_step_after_the_admission_of_the_only_one_who_waited_has_no_turn() -> None:
+    parts = Parts()
+    parts.wait("a")
+    parts.held.alive = [("s1", 0)]
+    parts.rest.until(DUE_US, NEVER_US, parts.queue)
+    parts.wait()
+    parts.held.changes += 1
+    assert not parts.holds(), "its look-up is still there"
+    parts.held.alive = []
+    assert parts.holds()
+    parts.wait("a")
+    parts.held.changes -= 1
+    assert not parts.holds(), "who comes back is looked at, though nothing else has changed"
+
+
+def test_what_waits_for_an_idle_moment_is_due_then_and_not_before() -> None:
+    parts = Parts()
+    parts.rest.until(DUE_US, 10, [])
+    parts.now = 9
+    assert parts.holds(busy=False)
+    parts.now = 10
+    assert parts.holds(busy=True)
+    assert not parts.holds(busy=False)
+    parts.wait("a")
+    parts.rest.until(DUE_US, 10, parts.queue)
+    assert parts.holds(busy=False), "somebody waits, so it is no idle moment"
 
 
 def test_somebody_in_the_queue_is_asked_for_again_when_it_is_time() -> None:
     parts = Parts()
     parts.wait("a")
     parts.held.due_us = 10
-    parts.rest.until(DUE_US, parts.queue)
+    parts.rest.until(DUE_US, NEVER_US, parts.queue)
     parts.now = 9
     assert parts.holds()
     parts.now = 10
@@ -169,9 +199,9 @@ def test_leases_that_nobody_is_left_to_release_are_told_of_at_once() -> None:
 def test_the_turn_in_which_the_daemon_came_is_followed_by_another() -> None:
     parts = Parts()
     parts.client = SimpleNamespace(**vars(parts.client))
-    parts.rest.until(DUE_US, [])
+    parts.rest.until(DUE_US, NEVER_US, [])
     assert not parts.holds()
-    parts.rest.until(DUE_US, [])
+    parts.rest.until(DUE_US, NEVER_US, [])
     assert parts.holds()
 
 

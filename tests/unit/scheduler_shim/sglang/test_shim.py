@@ -12,6 +12,7 @@ from scheduler_shim.client import DaemonClient
 from scheduler_shim.session import DaemonAbsent
 from scheduler_shim.sglang.connecting import connect
 from scheduler_shim.sglang.settings import Settings
+from scheduler_shim.sglang.stats import NEVER_US, StatsFile
 from scheduler_shim.thin_tree import ThinTree
 from tests.unit.scheduler_shim.sglang.conftest import Add
 from tests.unit.scheduler_shim.sglang.rig import KEY, MiniEngine, leases, prompt
@@ -273,6 +274,28 @@ def test_counters_are_written_whole_and_at_most_once_a_second(
     third = msgspec.json.decode(path.read_bytes())
     assert third["ticks"] + third["turns_left_out"] == 3
     assert [file.name for file in tmp_path.iterdir()] == ["stats.json"]
+
+
+def test_counters_are_written_in_an_idle_turn_or_a_second_later(tmp_path: Path) -> None:
+    file = StatsFile(tmp_path / "stats.json")
+    written: list[int] = []
+
+    def offer(now_us: int, *, idle: bool) -> bool:
+        def stats() -> dict[str, object]:
+            written.append(now_us)
+            return {}
+
+        file.offer(now_us, stats, idle=idle)
+        return written[-1:] == [now_us]
+
+    assert offer(5, idle=True)
+    assert not offer(1_000_004, idle=True)
+    assert not offer(1_000_005, idle=False)
+    assert offer(1_000_006, idle=True)
+    assert file.dues_us == (3_000_006, 2_000_006)
+    assert not offer(3_000_005, idle=False)
+    assert offer(3_000_006, idle=False), "an engine that is never idle writes it, too"
+    assert StatsFile(None).dues_us == (NEVER_US, NEVER_US)
 
 
 def test_a_stats_file_that_cannot_be_written_stops_nothing(

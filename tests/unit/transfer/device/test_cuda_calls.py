@@ -245,9 +245,9 @@ def test_a_kernel_is_launched_by_the_thread_that_its_tables_belong_to() -> None:
     beside = Beside(driver, Calls(driver, batched=False, kernel=None), RANGES_MIN)
     work = Work()
     work.add_ranges(0, 0, [(n, n, 1) for n in range(RANGES_MIN)])
-    assert beside.wants(work, 1)
+    assert beside.wants(work, 1, beside=True)
     work.kernels.append(KernelPages([Chunk(0, 0, 512, 0, 0, 512, 512)], [0], [0]))
-    assert not beside.wants(work, 1)
+    assert not beside.wants(work, 1, beside=True)
     assert beside.close()
 
 

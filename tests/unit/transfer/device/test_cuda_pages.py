@@ -139,7 +139,7 @@ def test_copies_between_gpu_memories_have_streams_of_their_own() -> None:
     assert kernels != copies
 
 
-def test_only_what_goes_to_and_from_the_host_is_handed_to_the_thread() -> None:
+def test_only_what_may_and_goes_to_and_from_the_host_is_handed_to_the_thread() -> None:
     """Kernels have a table a stream: calls of one stream are one thread's."""
     scene = Scene(computing=True)
     scene.device.submit_beside(RANGES_MIN)
@@ -147,16 +147,18 @@ def test_only_what_goes_to_and_from_the_host_is_handed_to_the_thread() -> None:
     assert beside is not None
     pages = list(range(0, 2 * RANGES_MIN, 2))
     scene.device.submit_pages(
-        [batch(OWN, FAR, 256)._replace(source_pages=pages, target_pages=pages)]
+        [batch(OWN, FAR, 256)._replace(source_pages=pages, target_pages=pages)], beside=True
     )
     assert len(scene.driver.named("cuMemcpyAsync")) == 2 * RANGES_MIN
     assert not beside._last
-    scene.device.submit_pages(
-        [batch(OWN, HOST, 256)._replace(source_pages=pages, target_pages=pages)]
-    )
+    to_host = batch(OWN, HOST, 256)._replace(source_pages=pages, target_pages=pages)
+    scene.device.submit_pages([to_host])
+    assert len(scene.driver.named("cuMemcpyAsync")) == 4 * RANGES_MIN
+    assert not beside._last
+    scene.device.submit_pages([to_host], beside=True)
     assert len(beside._last) == 1
     scene.device.close()
-    assert len(scene.driver.named("cuMemcpyAsync")) == 4 * RANGES_MIN
+    assert len(scene.driver.named("cuMemcpyAsync")) == 6 * RANGES_MIN
 
 
 def test_a_page_beyond_its_memory_reaches_no_driver_and_holds_no_memory() -> None:
