@@ -342,6 +342,8 @@ def main() -> int:
     parser.add_argument("--isolate", action="store_true", help="for two cores")
     parser.add_argument("--serve", nargs=2, metavar=("FOLDER", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.late and options.costs:
+        parser.error("--late and --costs each want a daemon of their own: ask for one of them")
     if options.serve:
         serve(options.serve[0], int(options.serve[1]))
         return 0

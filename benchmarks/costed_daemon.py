@@ -133,13 +133,14 @@ class Costs:
 
     def as_json(self) -> dict[str, Any]:
         """Microseconds by kind and part; what of the time was the processor's."""
+        looked_ns = self.looked_ns + (clock() - self._began_ns if self.looks else 0)
         kinds: dict[str, dict[str, float]] = defaultdict(dict)
         for (kind, name), ns in sorted(self.spent_ns.items()):
             kinds[kind][name] = ns / 1e3
         return {
             "wall_us": (clock() - self._since_ns) / 1e3,
             "cpu_us": (time.process_time_ns() - self._cpu_ns) / 1e3,
-            "looked_us": self.looked_ns / 1e3,
+            "looked_us": looked_ns / 1e3,
             "times": dict(self.times),
             "kinds": kinds,
         }
@@ -167,7 +168,7 @@ def watch(costs: Costs) -> None:
         (kv_feed.KvFeed, "on_time", "events"),
         (recording.Recording, "ended", "log note"),
         (recording.Recording, "_go_on", "log"),
-        (AccessLog, "flush", "log written"),
+        (AccessLog, "_flush_some", "log written"),
         (background.Background, "turn", "on time"),
         (background.Background, "due_us", "on time"),
         (server.Server, "answer", "answer"),

@@ -59,8 +59,9 @@ WAKING_TIMES: Final = 2
 """Matches before them: the switch is over by then."""
 TURNS: Final = 6
 """Turns a side has in a round."""
-SETTLING_TIMES: Final = 40
-"""Matches before a round: what is on has been told all, and is at work as ever, by then."""
+SETTLING_TIMES: Final = 600
+"""Matches before a round, some two seconds of them: an empty queue is worked off at once, while
+one that has what a load leaves in it is broken off again and again, as ever by then."""
 WARM_ROUNDS: Final = 2
 """Rounds that do not count: the first seconds of a daemon are slower ones."""
 SEEN_S: Final = 0.0002

@@ -48,6 +48,7 @@ class Alone:
         self._in_flight: dict[Ticket, _Slice] = {}  # the oldest first
         self._seen = False
         self._seen_us = 0
+        self._looked_us = 0
         self._doubt_us = 0
         self._doubted_until_us = 0
 
@@ -65,6 +66,8 @@ class Alone:
         if piece is None:
             return
         in_time = self._in_time(piece, now_us)
+        if not in_time and self._in_time(piece, self._looked_us):
+            return  # nobody looked in between: it may have ended long ago, and says nothing
         # Whether it went while that was believed; what was forgotten by then was not wrong.
         believed = piece.tried or (self._seen and piece.since_us - self._seen_us <= TRUSTED_US)
         if in_time and believed:
@@ -74,6 +77,10 @@ class Alone:
             self._doubted_until_us = now_us + self._doubt_us
         self._seen = in_time and now_us >= self._doubted_until_us
         self._seen_us = now_us
+
+    def looked(self, now_us: int) -> None:
+        """All that has ended by now was told of."""
+        self._looked_us = now_us
 
     def holds(self, now_us: int) -> bool:
         """Whether the last slice had the GPU to itself, and nothing speaks against it since."""
@@ -86,9 +93,9 @@ class Alone:
         return bool(self._bytes_per_us) and not self._in_flight and now_us >= self._doubted_until_us
 
     def trying(self, now_us: int) -> bool:
-        """Whether it will be known soon: a try is in flight, and not late."""
-        tries = [piece for piece in self._in_flight.values() if piece.tried]
-        return bool(tries) and all(self._in_time(piece, now_us) for piece in tries)
+        """Whether it will be known soon: something is in flight, and not late."""
+        pieces = self._in_flight.values()
+        return bool(pieces) and all(self._in_time(piece, now_us) for piece in pieces)
 
     def _in_time(self, piece: _Slice, now_us: int) -> bool:
         """Whether it takes no longer than all that was in flight with it; nothing is in time where

@@ -4,7 +4,8 @@ Owns the life cycle of a copy. Decides nothing; the engine names the steps.
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from directory.core.actions import SubmitCopy
@@ -17,6 +18,9 @@ from transfer.landing import Progress
 from transfer.pages import PageBatch
 from transfer.plan import RangeBatch
 from transfer.staging import StagedCopy
+
+CPU = "cpu"
+"""The device of memory that is the host's."""
 
 Slice: TypeAlias = "list[RangeBatch] | list[PageBatch]"
 """What is submitted at once, in the form that the device takes."""
@@ -64,6 +68,7 @@ class Copy:
         "detail",
         "fences",
         "in_flight",
+        "linked",
         "local",
         "more",
         "near",
@@ -92,6 +97,7 @@ class Copy:
         self.rest: Slice | None = None  # of what `more` was cut off from, before other slices
         self.near = False  # between GPU memories
         self.local = False  # within one GPU
+        self.linked = False  # between GPUs, over links whose speed is known
         self.in_flight: set[Ticket] = set()
         self.progress: Progress | None = None  # of a load that lands layer by layer
         self.staged: StagedCopy | None = None  # of one that goes through a slab
@@ -101,6 +107,14 @@ class Copy:
         self.detail = ""
         self.nbytes = 0  # submitted so far
         self.started_us = 0
+
+    def lies_at(self, devices: AbstractSet[str], own: str, links: Collection[str]) -> None:
+        """Its pages are there ("cpu": in the host's memory); `links`: GPUs that `own` reaches at a
+        speed that is known."""
+        self.near = CPU not in devices
+        self.local = self.near and len(devices) == 1
+        others = devices - {own}
+        self.linked = self.near and not self.local and all(other in links for other in others)
 
     @property
     def checked(self) -> bool:

@@ -6,7 +6,7 @@ mover calls `step` and hands in the time. It must never submit before all fences
 the words are as reported, and never call a copy "ok" before it has looked at the words again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from directory.core.actions import SubmitCopy
@@ -20,7 +20,7 @@ from transfer.device.protocol import Device, PageDevice, Ticket
 from transfer.engine_limits import EngineLimits
 from transfer.fence import describe_fence, describe_word, mismatched, pending
 from transfer.host_tier import HostTierMemory
-from transfer.imports import CPU, ImportedPool, devices_of, slab_for, translated
+from transfer.imports import ImportedPool, devices_of, slab_for, translated
 from transfer.ipc.marks import mark
 from transfer.lanes import FASTEST, Lanes
 from transfer.open_pools import OpenPools
@@ -47,10 +47,10 @@ class Engine:
         clock_us: Callable[[], int],
         limits: EngineLimits | None = None,
         computing: Callable[[], bool] = lambda: True,
+        links: Collection[str] = (),
     ) -> None:
-        """`computing`: whether the GPU computes now; asked for copies within it only."""
-        self._device = device
-        self._clock_us = clock_us
+        """`computing`: whether the GPU has computed lately; `links`: GPUs behind its fast links."""
+        self._device, self._clock_us, self._links = device, clock_us, links
         self._limits = limits or EngineLimits()
         self._tier: HostTierMemory | None = None
         self._segments_attached = 0
@@ -169,6 +169,7 @@ class Engine:
     # The parts of a step, in order.
 
     def _collect(self) -> None:
+        looked_us = self._clock_us()
         for ticket, error in self._device.poll():
             copy = self._submissions.end(ticket)
             self._lanes.ended(copy, ticket, self._clock_us())
@@ -181,6 +182,7 @@ class Engine:
                 self._tell_landed(copy)
             if not copy.busy:
                 self._settle(copy)
+        self._lanes.looked(looked_us)
         self._submissions.watch(self._clock_us())
 
     def _look_at_slabs(self) -> None:
@@ -218,9 +220,7 @@ class Engine:
                 copy.step(CopyStep.PASS)
                 mark("fenced", copy.request.op)
                 del self._fenced[copy.request.op]
-                devices = devices_of(copy.request, self._pools)
-                copy.near = CPU not in devices
-                copy.local = copy.near and len(devices) == 1
+                copy.lies_at(devices_of(copy.request, self._pools), self._device.name, self._links)
                 self._lanes.add(copy)
             elif self._clock_us() >= copy.deadline_us:
                 fence = copy.fences[0]

@@ -10,6 +10,7 @@ from collections.abc import Mapping as MappingOf
 from directory.core.actions import CopyPart, SubmitCopy
 from directory.core.errors import ImportFailed, TransferError
 from directory.core.ids import HOST, Place, PoolId, is_pool
+from transfer.copies import CPU
 from transfer.ipc.memory import (
     DRIVER_KINDS,
     DeviceMemoryIPC,
@@ -30,9 +31,6 @@ pages are named has one more behind them: the page table."""
 STAGE_FDS = 2
 """Descriptors at the end of a pool with a staging slab: the stage ring, and what wakes its
 scheduler."""
-
-CPU = "cpu"
-"""The device of memory that is the host's."""
 
 ReadTimelines = Callable[[TimelineTable], Timelines]
 """Takes a table over, or closes it and raises `ImportFailed`."""

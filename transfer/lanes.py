@@ -103,8 +103,8 @@ class Lane:
 
 
 class Lanes:
-    """All lanes. `computing`: whether the GPU has computed lately; asked only for copies within it,
-    whose own slices say whether it does now."""
+    """All lanes. `computing`: whether the GPU has computed lately; asked only for copies
+    between GPU memories, whose own slices say whether it does now."""
 
     def __init__(
         self,
@@ -165,9 +165,9 @@ class Lanes:
         if copy.local:
             held_up = self._computing() and not self._alone.holds(now_us)
             return Turn.PACED if held_up else Turn.CALM
-        if not copy.near or not self._links or not self._computing():
+        if not copy.linked or not self._links:
             return Turn.PLAIN
-        if self._link.holds(now_us):
+        if not self._computing() or self._link.holds(now_us):
             return Turn.CALM
         return Turn.TRY if self._link.may_try(now_us) else Turn.GENTLE
 
@@ -184,6 +184,11 @@ class Lanes:
         self._alone.ended(ticket, now_us)
         self._link.ended(ticket, now_us)
         self.lane(copy).ended(now_us, paced=copy.local and not self._alone.holds(now_us))
+
+    def looked(self, now_us: int) -> None:
+        """All slices that have ended by now were told of."""
+        self._alone.looked(now_us)
+        self._link.looked(now_us)
 
     def ready(self, now_us: Callable[[], int]) -> Iterator[Copy]:
         """Copies whose next slice may go now: each time the one whose turn it is.
@@ -203,13 +208,12 @@ class Lanes:
         each; within a GPU a few, since whatever begins to compute waits for them."""
         if copy.progress is not None and copy.progress.leads and copy.staged is None:
             return 0  # for less than a slice's time: the first layer has the bus to itself
-        if copy.local:
-            return 1 if self.turn(copy, now_us) is Turn.PACED else self._calm_max
-        if not copy.near or not self._links:
-            return self._submissions_max
-        if self._link.trying(now_us):
-            return 0  # for the time of a small slice: how the others go depends on it
-        return self._calm_max if self.turn(copy, now_us) is Turn.CALM else self._submissions_max
+        turn = self.turn(copy, now_us)
+        if turn in (Turn.PACED, Turn.TRY):
+            return 1  # a try alone, or it would be late for those that it stands behind
+        if turn is Turn.GENTLE and self._link.trying(now_us):
+            return 0  # for the time of a slice: how the others go depends on it
+        return self._calm_max if turn is Turn.CALM else self._submissions_max
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}>"

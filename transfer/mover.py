@@ -98,7 +98,8 @@ class Mover:
         self._ipc = SharedMemoryIPC()
         self._memory = MemoryByKind({MEMFD: self._ipc, **backend.memory})
         self._syncs = backend.syncs
-        self._engine = Engine(device, now_us, limits or backend.limits, backend.computing)
+        chosen = limits or backend.limits
+        self._engine = Engine(device, now_us, chosen, backend.computing, backend.links)
         self._tier: HostTierMemory | None = None
         self._sums: Checksums | None = None
         self._scrubber: Scrubber | None = None

@@ -35,7 +35,8 @@ class Backend(NamedTuple):
     of a pool, by the kind that its scheduler chose, beside plain timelines. `computing`: whether
     the GPU has computed lately. `beside`: has what that has put off done by a thread; called when
     slices have gone, for a copy is not to wait for it. `submit_beside`: has lists of so many
-    ranges handed to the driver by a thread. `close`: ends that, within a bounded time.
+    ranges handed to the driver by a thread. `close`: ends that, within a bounded time. `links`:
+    GPUs that are as fast to reach as `limits` say.
     """
 
     device: Device
@@ -46,6 +47,7 @@ class Backend(NamedTuple):
     beside: Callable[[], None] = nothing
     submit_beside: Callable[[int], None] = nothing_beside
     close: Callable[[], None] = nothing
+    links: frozenset[str] = frozenset()
 
 
 def now_us() -> int:
@@ -71,7 +73,7 @@ def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
     from transfer.device.cuda import open_device
     from transfer.device.cuda_busy import Beside, Computing, alone_bytes_per_us
     from transfer.device.cuda_calibrate import calibrate
-    from transfer.device.cuda_links import link_bytes_per_us
+    from transfer.device.cuda_links import link_bytes_per_us, over_nvlink
     from transfer.ipc.cuda_events import EventReader
     from transfer.ipc.cuda_memory import CudaMemoryIPC
     from transfer.topology import Topology
@@ -102,4 +104,5 @@ def _cuda_backend(uuid: str, *, pinned: bool) -> Backend:
         beside.go,
         device.submit_beside,
         device.close,
+        frozenset(over_nvlink(uuid, topology)),
     )

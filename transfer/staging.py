@@ -76,7 +76,8 @@ class Slab:
         self.moved_us = 0
         """When the scheduler was last seen to have done something."""
         self._wake_fd = wake_fd
-        self._failed: set[int] = set()  # requests whose entries others have now
+        self._awaited: set[int] = set()  # requests that some copy is still to look at
+        self._failed: set[int] = set()  # of those, failed ones whose entries others have now
         self._orphans: dict[int, int] = {}  # parts by request that nobody waits for any more
         self._patterns: dict[tuple[Pattern, int], Pattern] = {}
         self.part_bytes = self._count = 0
@@ -101,7 +102,6 @@ class Slab:
         done = self.ring.done
         for number in [n for n in self._orphans if n <= done]:
             self._spare.append(self._orphans.pop(number))
-            self._failed.discard(number)
         kept = max(1, self._count // LOADS_SHARE) if pack else 0
         return None if done < self.left_over or len(self._spare) <= kept else self._spare.pop()
 
@@ -112,19 +112,23 @@ class Slab:
     def leave(self, number: int, part: int) -> None:
         """Nobody waits for a request any more; its part is spare once it is done."""
         self._orphans[number] = part
+        self._awaited.discard(number)
+        self._failed.discard(number)
 
     def post(self, request: StageRequest) -> int:
         """Ask the scheduler; returns the request's number."""
         self._posted += 1
         earlier = self._posted - ENTRIES  # done, as there was a part for this one
-        if earlier > self.left_over and self.ring.failed(earlier):
-            self._failed.add(earlier)  # whoever waits for it may look only after this
+        if earlier in self._awaited and self.ring.failed(earlier):
+            self._failed.add(earlier)  # whoever waits for it looks only after this
+        self._awaited.add(self._posted)
         self.ring.post(self._posted, request)
         wake(self._wake_fd)
         return self._posted
 
     def failed(self, number: int) -> bool:
         """Whether a request that is done was not carried out; asked once."""
+        self._awaited.discard(number)
         if number in self._failed:
             self._failed.remove(number)
             return True

@@ -25,8 +25,8 @@ METHODS: Final = (
     "check_hicache_events", "ready_to_load_host_cache", "claim_kv_row", "on_release",
 )  # fmt: skip
 EVERY_LOOP: Final = ("check_hicache_events", "ready_to_load_host_cache", "tick")
-HOOKS: Final = ("tick", "admitted", "crowded", "results_used")
-"""Of treecored's, in scheduler_shim.sglang.hooks; what is held back is asked by its shim."""
+HOOKS: Final = ("tick", "stays", "admitted", "crowded", "results_used")
+"""Of treecored's, in scheduler_shim.sglang.hooks."""
 
 
 class Cost:
@@ -130,7 +130,6 @@ def watch(cost: Cost, scheduler: Any) -> None:
         for name in HOOKS:
             function = getattr(hooks, name)
             setattr(hooks, name, cost.counted(function, always=name not in EVERY_LOOP))
-        shim.held = cost.counted(shim.held)
         results = shim.loads.results
 
         def ended(reqs: Any, synchronize: Callable[[], object]) -> None:

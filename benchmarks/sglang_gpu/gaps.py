@@ -17,8 +17,9 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -36,9 +37,11 @@ BUS_GB_PER_S: Final = 55.3
 the speed of the bus")."""
 GOALS: Final = {"none": 1.05, "hicache": 1.0}
 """Of p50 and p99 beside what is moved: times another system's."""
+KINDS_MOVED: Final = ("restored", "backed_up")
 Phases = dict[str, dict[str, Any]]
-Moved = Callable[[], Mapping[str, int]]
-"""Bytes `restored` and `backed_up` so far, of a system that counts them."""
+Moved = Callable[[bool], Mapping[str, int]]
+"""Bytes `restored` and `backed_up` so far, of a system that counts them: at once, or (true) when
+nothing is under way any more."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,11 @@ class Asker:
     due: float
     asked: int = 0
     left_out: int = 0
-    open: set[str] = field(default_factory=set)
+    open: dict[str, float] = field(default_factory=dict)
+    """When each was asked."""
     answers: list[wire.Output] = field(default_factory=list)
+    took_ms: list[float] = field(default_factory=list)
+    """Each answer."""
 
     def ask(self, engine: Engine, now: float, open_max: int) -> None:
         """Whatever is due by now. Being late oneself moves no later prompt."""
@@ -108,12 +114,14 @@ class Asker:
                 self.left_out += 1
                 continue
             self.asked += 1
-            self.open.add(engine.submit(tokens, 1))
+            self.open[engine.submit(tokens, 1)] = time.monotonic()
 
     def take(self, answers: Mapping[str, wire.Output]) -> None:
         """Its own ones of what has ended."""
-        self.answers += [answers[name] for name in self.open & answers.keys()]
-        self.open -= answers.keys()
+        now = time.monotonic()
+        for name in self.open.keys() & answers.keys():
+            self.answers.append(answers[name])
+            self.took_ms.append(1e3 * (now - self.open.pop(name)))
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -138,7 +146,7 @@ def pace(engine: Engine, decodes: Decodes, kept: Sequence[list[int]]) -> Pace:
     for number in range(4):
         restores, new = (apart_s, 0.0) if number % 2 == 0 else (0.0, apart_s)
         phase = Phase("", seconds if number > 1 else 2 * apart_s, restores, new)
-        one, _ = _phase(engine, decodes, phase, kept, PACE_SEED + 100 * number)
+        one, _ = _phase(engine, decodes, phase, cycle(kept), PACE_SEED + 100 * number)
         steps = one["gaps"] / decodes.streams
         grown = steps * (one["mean_ms"] - one["p50_ms"])
         took.append((grown / max(1, one["asked"]) + one["p50_ms"]) / 1e3)
@@ -156,18 +164,23 @@ def measure(
 ) -> Phases:
     """Every phase once, at this pace. `token_bytes`: of one token's KV, where that is to be told;
     `moved`: what the system counts itself (what it is said to have had in its host tier, and all
-    that is new, where nothing is counted)."""
-    found = {}
+    that is new, where nothing is counted). What it moves only when all is answered is told apart:
+    that was not beside these gaps. Kept prompts go on from phase to phase, because those that were
+    asked for last may be in the pool still."""
+    found, kept_on = {}, cycle(kept)
     for number, phase in enumerate(decodes.phases):
-        before = moved() if moved else {}
+        before = moved(True) if moved else {}
         phase = replace(
             phase, restore_every=pace.restore_s * phase.restore_every,
             fresh_every=pace.fresh_s * phase.fresh_every,
         )  # fmt: skip
-        one, askers = _phase(engine, decodes, phase, kept, 1_000 * seed + 100 * number)
+        by_now: list[Mapping[str, int]] = []
+        count = partial(_count, moved, by_now)
+        one, askers = _phase(engine, decodes, phase, kept_on, 1_000 * seed + 100 * number, count)
         if moved:
-            after = moved()
-            bytes_ = {name: after[name] - before[name] for name in ("restored", "backed_up")}
+            bytes_ = {name: by_now[0][name] - before[name] for name in KINDS_MOVED}
+            after = moved(True)
+            one["bytes_later"] = {name: after[name] - by_now[0][name] for name in KINDS_MOVED}
         else:
             tiers = len(kept) > 1
             bytes_ = {
@@ -176,6 +189,8 @@ def measure(
             }
         one["full"] = phase.full
         one["every_s"] = [round(phase.restore_every, 4), round(phase.fresh_every, 4)]
+        asked_for = ((pace.restore_s, phase.restore_every), (pace.fresh_s, phase.fresh_every))
+        one["pass_ms"] = round(1e3 * max((s for s, every in asked_for if every), default=0.0), 3)
         one["bytes"] = bytes_
         if token_bytes:
             one["bus"] = {
@@ -186,13 +201,25 @@ def measure(
     return found
 
 
+def _count(moved: Moved | None, found: list[Mapping[str, int]]) -> None:
+    if moved:
+        found.append(moved(False))
+
+
 def _phase(
-    engine: Engine, decodes: Decodes, phase: Phase, kept: Sequence[list[int]], seed: int
+    engine: Engine,
+    decodes: Decodes,
+    phase: Phase,
+    kept: Iterator[list[int]],
+    seed: int,
+    answered: Callable[[], object] = lambda: None,
 ) -> tuple[dict[str, Any], tuple[Asker, Asker]]:
+    """One phase. `answered`: called as soon as all that was asked is."""
+
     def times(every_s: float) -> int:
         return math.ceil(phase.seconds / every_s) if every_s else 0
 
-    restoring = list(islice(cycle(kept), times(phase.restore_every)))
+    restoring = list(islice(kept, times(phase.restore_every)))
     fresh = [list(prompt(1_000 * seed + n, decodes.fresh)) for n in range(times(phase.fresh_every))]
     began = {
         engine.submit(list(prompt(seed + n, decodes.tokens)), decodes.new, stream=True): (
@@ -235,6 +262,7 @@ def _phase(
             raise engine.trouble(f"no answer within {ANSWER_S} s")
         time.sleep(0.0005)
     drained = time.monotonic() - begin
+    answered()
     time.sleep(TAIL_S)
     for name in list(running):
         engine.abort(name)
@@ -253,8 +281,17 @@ def _phase(
         "asked_s": round(seconds, 3),
         "ended_early": early,
         "cached_tokens": sum(asker.tokens[0] for asker in askers),
+        "answers_ms": [quantiles(asker.took_ms) for asker in askers],
     }
     return found, askers
+
+
+def quantiles(took_ms: Sequence[float]) -> list[float]:
+    """The p50 and the p99, or nothing where there is nothing."""
+    if not took_ms:
+        return []
+    sorted_ms = sorted(took_ms)
+    return [round(sorted_ms[int(part * len(sorted_ms))], 3) for part in (0.5, 0.99)]
 
 
 def _figures(gaps_ms: Any) -> dict[str, Any]:
@@ -281,15 +318,20 @@ def pooled_p99_ms(rounds: Sequence[Mapping[str, Any]]) -> float:
 def judged(found: Mapping[str, Sequence[Phases]], ours: str) -> dict[str, dict[str, Any]]:
     """One system's gaps beside each other's, by phase: the median over rounds of the ratios of p50,
     the ratio of the p99 of all rounds' gaps, and whether both keep to the goal, where there is one.
-    No ratio, and no verdict, where
-    ours was asked for less than the other, or decodes ended before the phase did. Where the *other*
-    was asked for less it had it easier, so the ratio is an upper bound: that is told beside it."""
+    No ratio, and no verdict, where ours was asked for less than the other, decodes ended before
+    the phase did, or what moves nothing left prompts out itself: that load nobody can carry. Where
+    another one was asked for less it had it easier, so the ratio is an upper bound: that is told
+    beside it. Where prompts were left out of ours, too, it may miss its goal and not meet it.
+    `passes`: the p99 of what moves nothing, in times that one prompt and one step take it: from 2
+    on several prompts stood between two of its tokens, and the load is one that it hardly carries.
+    """
     return {
         name: {
             phase: _beside(
                 [one[phase] for one in found[ours]],
                 others,
                 GOALS.get(name) if others[0]["full"] else None,
+                still=name == "none",
             )
             for phase, others in _by_phase(theirs).items()
         }
@@ -305,24 +347,41 @@ def _by_phase(rounds: Sequence[Phases]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _beside(
-    ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], goal: float | None
+    ours: Sequence[dict[str, Any]],
+    theirs: Sequence[dict[str, Any]],
+    goal: float | None,
+    *,
+    still: bool,
 ) -> dict[str, Any]:
+    """`still`: the other one moves nothing."""
     rounds = list(zip(ours, theirs, strict=False))  # a run that was cut off has not all of the last
     unlike = [
-        f"asked {a['asked']} and {b['asked']}, ended early {a['ended_early']} and "
-        f"{b['ended_early']}"
+        f"asked {a['asked']} and {b['asked']}, left out {a['left_out']} and {b['left_out']}, ended "
+        f"early {a['ended_early']} and {b['ended_early']}, gaps {a['gaps']} and {b['gaps']}"
         for a, b in rounds
-        if a["asked"] < b["asked"] or a["ended_early"] or b["ended_early"] or not a["gaps"]
+        if a["asked"] < b["asked"]
+        or a["ended_early"]
+        or b["ended_early"]
+        or not (a["gaps"] and b["gaps"])
+        or (still and b["left_out"])
     ]
     if unlike:
         return {"not comparable": unlike}
-    p99 = pooled_p99_ms([a for a, _ in rounds]) / pooled_p99_ms([b for _, b in rounds])
+    its_p99 = pooled_p99_ms([b for _, b in rounds])
     ratios: dict[str, Any] = {
         "p50": round(statistics.median(a["p50_ms"] / b["p50_ms"] for a, b in rounds), 3),
-        "p99": round(p99, 3),
+        "p99": round(pooled_p99_ms([a for a, _ in rounds]) / its_p99, 3),
     }
+    left_out = [sum(one["left_out"] for one in of) for of in zip(*rounds, strict=True)]
     if goal is not None:
-        ratios |= {"goal": goal, "ok": max(ratios.values()) <= goal}
+        missed = max(ratios.values()) > goal
+        ratios["goal"] = goal
+        if missed or not left_out[0]:
+            ratios["ok"] = not missed
+    if any(left_out):
+        ratios["left out"] = left_out
+    if still and theirs[0]["pass_ms"]:
+        ratios["passes"] = round(its_p99 / theirs[0]["pass_ms"], 2)
     if fewer := sum(a["asked"] - b["asked"] for a, b in rounds):
         ratios["asked more"] = fewer
     return ratios

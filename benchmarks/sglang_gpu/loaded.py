@@ -300,10 +300,10 @@ class Loaded:
         return found
 
 
-def _moved(pair: Pair) -> Mapping[str, int]:
-    """Bytes that one of treecored's has moved so far, once it moves nothing."""
-    counters = pair.at_rest().counters
-    return {name: counters.get(f"bytes_{name}", 0) for name in ("restored", "backed_up")}
+def _moved(pair: Pair, at_rest: bool) -> Mapping[str, int]:
+    """Bytes that one of treecored's has moved so far; `at_rest`: once it moves nothing."""
+    counters = (pair.at_rest() if at_rest else pair.report()).counters
+    return {name: counters.get(f"bytes_{name}", 0) for name in gaps.KINDS_MOVED}
 
 
 def _from(number: int, names: list[str]) -> list[str]:

@@ -172,6 +172,15 @@ def _digests(result: dict[str, Any]) -> str:
     )
 
 
+def _verdict(one: dict[str, Any]) -> str:
+    """On gaps beside another system's."""
+    if unlike := one.get("not comparable"):
+        return "; ".join(["not comparable", *unlike])
+    if "goal" not in one:
+        return ""
+    return {True: "met", False: "missed", None: "no verdict"}[one.get("ok")]
+
+
 def _loaded(name: str, result: dict[str, Any]) -> str:
     """Conversations, gaps between tokens, and costs."""
     rounds = [
@@ -182,7 +191,9 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
     ]  # fmt: skip
     gaps = [
         [system, phase, *(f"{one[k]:.2f}" if k in one else "" for k in QUANTILES), one["gaps"],
-         one["asked"], one.get("left_out", ""), *one.get("bus", {}).values()]
+         one["asked"], one.get("left_out", ""),
+         *(one.get("bus", {}).get(way, "") for way in ("restored", "backed_up")),
+         *(" / ".join(map(str, of)) for of in one.get("answers_ms", ([], [])))]
         for system, found in result.get("gaps", {}).items()
         for phases in found
         for phase, one in phases.items()
@@ -191,8 +202,7 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
         [ours, theirs, phase,
          *(f"{one[k]:.3f}" if k in one else "" for k in ("p50", "p99", "goal")),
          one.get("asked more", ""),
-         "; ".join(["not comparable", *one["not comparable"]]) if "not comparable" in one
-         else "" if one.get("ok", True) else "missed"]
+         " and ".join(map(str, one.get("left out", []))), one.get("passes", ""), _verdict(one)]
         for ours, beside in result.get("gap_ratios", {}).items()
         for theirs, phases in beside.items()
         for phase, one in phases.items()
@@ -202,9 +212,11 @@ def _loaded(name: str, result: dict[str, Any]) -> str:
     parts += [str(result.get("factors", {})), f"pace: {result.get('pace', '')}"]
     parts.append("gaps between tokens, ms")
     heads = ["system", "beside", "p50", "p90", "p99", "longest", "mean", "gaps", "asked",
-             "left out", "bus from the host", "bus to it"]  # fmt: skip
+             "left out", "bus from the host", "bus to it", "kept ones answered: p50 / p99",
+             "new ones"]  # fmt: skip
     parts.append(table(heads, gaps))
-    heads = ["gaps of", "times those of", "beside", "p50", "p99", "goal", "asked more", ""]
+    heads = ["gaps of", "times those of", "beside", "p50", "p99", "goal", "asked more", "left out",
+             "its p99 in passes", ""]  # fmt: skip
     parts.append(table(heads, judgements))
     if "digests" in result:
         parts.append(_digests(result))

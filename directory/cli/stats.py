@@ -157,7 +157,7 @@ def _memory(report: StatsReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for pool in report.pools:
         table.add_row(
-            f"pool of {escape(pool.instance)}",
+            f"pool of {escape(pool.name)}",
             f"{pool.page_count:,}",
             f"{pool.pages:,}",
             f"{pool.protected_pages:,}",

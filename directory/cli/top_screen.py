@@ -113,7 +113,7 @@ def _places(report: StatsReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for pool in report.pools[:INSTANCES_SHOWN]:
         table.add_row(
-            escape(pool.instance),
+            escape(pool.name),
             _bar(pool.pages, pool.page_count),
             count(pool.pages),
             count(pool.page_count),

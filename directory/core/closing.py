@@ -24,18 +24,22 @@ LOOKS_A_NODE: Final = 32
 
 class _Left:
     """What is left of a pool. `receipts`: of its leases, for none is added any more. `slot`: the
-    next span number to be looked at."""
+    next span number to be looked at. `broken_off`: the span at which a step ran out of room on its
+    way to the root (0: at none); the next step goes on there."""
 
-    __slots__ = ("pool", "receipts", "slot")
+    __slots__ = ("broken_off", "pool", "receipts", "slot")
 
     def __init__(self, pool: PoolState) -> None:
         self.pool = pool
         self.receipts = list(pool.leases)
         self.slot = 1
+        self.broken_off = 0
 
 
 class Closing:
-    """Pools that end, the first one first. `step_max`: leases and nodes of one step."""
+    """Pools that end: the leases of all of them, then the nodes of the first one first.
+
+    `step_max`: leases and nodes of one step."""
 
     def __init__(self, tree: Tree, leases: LeaseTable, step_max: int) -> None:
         self._tree = tree
@@ -61,18 +65,18 @@ class Closing:
     def step(self) -> None:
         """Take a bounded number of leases and of nodes out."""
         room = self._step_max
-        while self._left and room > 0:
-            left = next(iter(self._left.values()))
-            pool, receipts = left.pool, left.receipts
-            # Leases first: what they claim cannot be taken out.
-            while receipts and room > 0:
-                lease = self._leases.get(receipts.pop(), pool.place)
-                self._leases.release(pool, lease, LeaseEvent.OWNER_GONE)
+        # Leases first, of whichever pool: what they claim cannot be taken out, and what they claim
+        # at the host tier is in the way of others.
+        for left in self._left.values():
+            while left.receipts and room > 0:
+                lease = self._leases.get(left.receipts.pop(), left.pool.place)
+                self._leases.release(left.pool, lease, LeaseEvent.OWNER_GONE)
                 room -= 1
+        for left in list(self._left.values()):
             if room > 0:
                 room = self._drop(left, room)
-            if not receipts and not pool.spans:
-                del self._left[pool.place]
+            if not left.receipts and not left.pool.spans:
+                del self._left[left.pool.place]
 
     def _drop(self, left: _Left, room: int) -> int:
         """Take nodes out, the lowest ones of spans first; how many more there is room for. Spans
@@ -83,19 +87,20 @@ class Closing:
         while spans and room > 0:
             if left.slot > pool.page_count:
                 left.slot = 1
-            span = spans.get(left.slot)
+            going_on, left.broken_off = left.broken_off, 0
+            span = spans.get(going_on or left.slot)
             looks -= 1
             if span is not None and span.last is not None:
-                room = self._climb(pool, span.last, room)
-            if span is None or room > 0:
+                room = self._climb(left, span.last, room)
+            if not going_on and (span is None or room > 0):
                 left.slot += 1
             if looks <= 0:
                 return 0
         return room
 
-    def _climb(self, pool: PoolState, node: Node, room: int) -> int:
+    def _climb(self, left: _Left, node: Node, room: int) -> int:
         """Take a node out if it is a leaf at the pool, and those above it that become leaves."""
-        place = pool.place
+        place = left.pool.place
         while room > 0 and not node.there(place).children:
             parent = node.parent
             assert parent is not None, "a root has no pages"
@@ -105,6 +110,8 @@ class Closing:
             if parent.parent is None:
                 break
             node = parent
+            if room == 0:
+                left.broken_off = node.there(place).runs[-1].span
         return room
 
     def __repr__(self) -> str:

@@ -96,7 +96,13 @@ class Directory:
         self.story = Story()
         self.journal = HostJournal(self.host, self.tree.nodes, journal)
         self.transfers = Transfers(
-            self.tree, self.host, self.slots, self.pools, self.journal, self._count
+            self.tree,
+            self.host,
+            self.slots,
+            self.pools,
+            self.journal,
+            self._count,
+            ending=lambda: self.closing.busy,
         )
         self.damage = Damage(self.tree, self.host, self.slots, self.journal, self._count)
         requests = Requests(self.tree, self.host, self.leases, self.transfers, self._count)

@@ -269,8 +269,8 @@ def _transfers(directory: Directory) -> list[str]:
     wished = directory.transfers.wished
     if not wished.keys() <= directory.tree.nodes.keys():
         found.append("transfers: backups are wished for of nodes that are gone")
-    if wished and not fills:
-        found.append(f"transfers: {len(wished)} backups wait, and none is in flight to end")
+    if wished and not fills and not directory.closing.busy:
+        found.append(f"transfers: {len(wished)} backups wait, and nothing is to come for them")
     for op, nodes in fills.items():
         found += [
             f"transfers: node {node.id} is not filling by copy {op}"

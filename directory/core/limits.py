@@ -41,7 +41,8 @@ NAMESPACES_MAX: Final = 65_536
 PAGE_SIZE_MAX: Final = 4_096
 POOL_PAGES_MAX: Final = 1 << 26
 POOLS_MAX: Final = 1_024
-"""Registrations at once; each rank of a group is one."""
+"""Registrations at once; each rank of a group is one. Those that have ended count until nothing of
+them is left."""
 RANKS_PER_GROUP_MAX: Final = 64
 GENERATIONS_KEPT_MAX: Final = 65_536
 """Instances whose last generation is remembered, those that live included."""
@@ -55,7 +56,8 @@ CLOSED_A_STEP_MAX: Final = 64
 BACKUPS_IN_FLIGHT_MAX: Final = 64
 BACKUPS_PENDING_MAX: Final = 262_144
 BACKUPS_LOOKED_AT_MAX: Final = 64
-"""Wishes that come to nothing, in one event, while the end of a backup will see to the others."""
+"""Wishes that come to nothing, in one event, while the end of a backup, or the next step of a
+pool's end, will see to the others."""
 RESTORES_PER_POOL_MAX: Final = 1_024
 LANDING_COUNTERS_MAX: Final = 1_024
 """Landing counters of one pool; each serves one load at a time."""

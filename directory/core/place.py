@@ -242,6 +242,13 @@ class PoolState(PlaceState):
         """Return the value a span was last reported with (the pool word's for slot 0)."""
         return self.word if span == POOL_WORD else self.spans[span].value
 
+    def says(self, slot: int, value: int) -> bool:
+        """Whether a word is still as it was reported."""
+        if slot == POOL_WORD:
+            return self.word == value
+        span = self.spans.get(slot)
+        return span is not None and span.value == value
+
     def __repr__(self) -> str:
         return (
             f"Pool({self.place} {self.instance!r} generation {self.generation} {self.phase}, "

@@ -16,7 +16,7 @@ from directory.core.copies import Copy, Guard, add_part, submissions
 from directory.core.errors import BadMessage, TooMany
 from directory.core.events import CopyDone, Restore
 from directory.core.host import HostSlots
-from directory.core.ids import HOST, LANDINGS, POOL_WORD, OpId, Place, PoolId
+from directory.core.ids import HOST, LANDINGS, OpId, Place, PoolId
 from directory.core.journal import HostJournal
 from directory.core.lease import Lease
 from directory.core.node import RESIDENT, Node
@@ -29,7 +29,8 @@ from directory.core.tree import Tree
 class Transfers:
     """Copies in flight by operation, and backups that wait for their turn, in order.
 
-    `shards`: copies of groups by the numbers of their further ranks' shards."""
+    `shards`: copies of groups by the numbers of their further ranks' shards. `ending`: whether
+    something is left of a pool that has ended; each step of that pumps."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Transfers:
         pools: dict[PoolId, PoolState],
         journal: HostJournal,
         count: Callable[[str, int], None],
+        ending: Callable[[], bool],
     ) -> None:
         self._tree = tree
         self._host = host
@@ -46,6 +48,7 @@ class Transfers:
         self._pools = pools
         self.journal = journal
         self._count = count
+        self._ending = ending
         self.copies: dict[OpId, Copy] = {}
         self.shards: dict[OpId, Copy] = {}
         self.wished = tree.wished
@@ -76,11 +79,11 @@ class Transfers:
 
     def pump(self) -> list[Action]:
         """Start queued backups up to the limit in flight. Of wishes that come to nothing a bounded
-        number is looked at while a backup is in flight, for its end has the next ones looked at."""
+        number is looked at while a backup or a pool's end is under way: it sees to the others."""
         actions: list[Action] = []
         idle = 0
         while self.wished and self._backups < limits.BACKUPS_IN_FLIGHT_MAX:
-            if idle >= limits.BACKUPS_LOOKED_AT_MAX and self._backups:
+            if idle >= limits.BACKUPS_LOOKED_AT_MAX and (self._backups or self._ending()):
                 break
             node_id, not_pool = self.wished.popitem(last=False)
             begun = self._begin_backup(self._tree.nodes[node_id], not_pool)
@@ -345,7 +348,7 @@ class Transfers:
         for op in pool.copies:
             copy = self.copies[op]
             for word in copy.words:
-                if word.pool == pool.place and not _holds(pool, word.slot, word.value):
+                if word.pool == pool.place and not pool.says(word.slot, word.value):
                     copy.doom()
                     break
 
@@ -389,11 +392,3 @@ class Transfers:
     def _lost(self, pool: PoolId, seq: int, detail: str) -> list[Action]:
         self._count("restores_lost", 1)
         return [Answer(pool, seq, Restored(False, 0, 0, 0, 0, detail))]
-
-
-def _holds(pool: PoolState, slot: int, value: int) -> bool:
-    """Whether a word is still as it was reported."""
-    if slot == POOL_WORD:
-        return pool.word == value
-    span = pool.spans.get(slot)
-    return span is not None and span.value == value

@@ -70,6 +70,8 @@ class Ends:
 
     def _some(self, rank: Rank) -> None:
         waiting, begun = self._waiting[rank], monotonic_ns()
+        if rank is Rank.RESTORES:
+            self._loop.waited_for = True
         while waiting:
             self._tell(waiting.popleft())
             if monotonic_ns() - begun >= PIECE_NS:

@@ -84,7 +84,9 @@ class Explainer:
         for pool in self._directory.pools.values():
             if instance in ("", pool.instance) and pool.live:
                 return pool
-        known = ", ".join(sorted(pool.instance for pool in self._directory.pools.values()))
+        known = ", ".join(
+            sorted(pool.instance for pool in self._directory.pools.values() if pool.live)
+        )
         raise BadMessage(
             f"no instance {instance!r} is registered here (there are: {known or 'none'})"
             if instance

@@ -56,6 +56,10 @@ QUESTIONS: Final = frozenset({Match, Lock, Unlock, Ended})
 """They take a few microseconds to some hundred, and somebody waits for most of them."""
 REPORTS: Final = frozenset({Insert, Evicted, Flush, Live})
 """A mirrored scheduler has done what it says, and waits for nothing."""
+TOLD: Final[frozenset[type[ClientBody]]] = frozenset({Insert, Evicted, Flush, Live, Unlock, Ended})
+"""Nobody waits for these, if the scheduler is a mirrored one..."""
+TOLD_THIN: Final[frozenset[type[ClientBody]]] = TOLD - {Insert, Flush}
+"""...or a thin one."""
 COPIED_PER_TURN_MAX: Final = limits.MESSAGE_BYTES_MAX
 """Out of one arena, too, but for the message that reaches it: its frame is small, it is not."""
 TOUCHED_BYTES: Final = 2 * 1024 * 1024
@@ -93,6 +97,7 @@ class ClientLane:
         bytes(self._mapping.view[: min(nbytes, TOUCHED_BYTES) : 4096])
         self.pool = pool
         self.thin = thin
+        self.told = TOLD_THIN if thin else TOLD
         self._loop = loop
         self._ipc = ipc
         self._nbytes = nbytes
@@ -272,6 +277,8 @@ class Lanes:
             if waits:
                 self._loop.asked = True
                 lane.send_held()
+            elif kind not in lane.told:
+                self._loop.waited_for = True
         if taken:
             self._loop.reported = self._loop.reported or reports
             endpoint.acknowledge_soon(pool)

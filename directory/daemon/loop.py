@@ -65,7 +65,8 @@ class Loop:
     """Callbacks of file descriptors, and at most one hidden source."""
 
     def __init__(self, spin_ns: int = SPIN_NS) -> None:
-        """`spin_ns`: how long it looks before it sleeps; 0: it sleeps at once."""
+        """`spin_ns`: how long it looks before it sleeps; 0: it sleeps at once, but for
+        what is expected (`look_out`)."""
         self._spin_ns = spin_ns
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callback] = {}
@@ -85,6 +86,8 @@ class Loop:
         self._waking = Waking()
         self.asked = False
         """Whether a question was answered in this turn; who answers one says so here."""
+        self.waited_for = False
+        """Whether anything else that somebody waits for was carried out in this turn."""
         self.reported = False
         """Whether reports were carried out in this turn and nothing that somebody waits for."""
 
@@ -151,14 +154,14 @@ class Loop:
         if self._again:
             told = {fd for fd, _ in ready}
             ready += [(fd, 0) for fd in self._again if fd not in told]
-        self.asked = self.reported = False
+        self.asked = self.waited_for = self.reported = False
         took_ns = self._call(ready) if ready else 0
         if hidden is not None and hidden.pending():
             self._waking.asked()  # what it is is not known here
             turns.put(self._hidden_fd, Rank.REPORTS, hidden.drain)
         if turns.count:
             self._work(took_ns)
-        if self.asked:
+        if self.asked or self.waited_for:
             self._waking.asked()
         elif self.reported:
             self._waking.reported()

@@ -49,7 +49,8 @@ FLUSH_US: Final = 1_000_000
 FLUSH_EARLY_US: Final = 150_000
 """So much before that the log is written if it works anyway: that is no work by itself then."""
 CLOSE_US_MAX: Final = 500_000
-"""So long the daemon's end waits for the log: the last pools' ends may be many evictions."""
+"""So long the daemon's end waits for the log. Of what its schedulers had then hardly anything is
+in it: their ends go one step far, and that their pools are gone says it all."""
 PIECES_A_TURN_MAX: Final = 128
 POLICY: Final = "lru"
 GONE_MAX: Final = 65_536
@@ -228,15 +229,20 @@ class Recording:
         if recorder is None or access_log is None:
             return
         at_us, broken_off = self.wall_us(now_us), False
+        # Where somebody always asks before the queue is empty, it is not waited for that.
+        due = now_us >= self._flush_us and access_log.unwritten > 0
         try:
             for _ in range(PIECES_A_TURN_MAX):
-                if not recorder.step(at_us):
+                if due and not access_log.busy:
+                    access_log.begin_flush(at_us)
+                    self._flush_us, due = now_us + FLUSH_US, False
+                elif not recorder.step(at_us):
                     break
                 if over():
                     broken_off = True
                     break
             if not recorder.busy and now_us >= self._flush_us - FLUSH_EARLY_US:
-                access_log.flush(at_us)
+                access_log.begin_flush(at_us)
                 self._flush_us = now_us + FLUSH_US
         except Exception as error:
             # The log is for people: a defect in it must not end what schedulers live on.

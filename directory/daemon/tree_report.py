@@ -151,11 +151,13 @@ def _node_report(directory: Directory, recording: Recording, found: _Seen) -> No
 
 
 def place_name(directory: Directory, place: Place) -> str:
-    """A place as people know it."""
+    """A place as people know it; the instance of a pool that has ended may be live again."""
     if place == HOST:
         return "host"
     pool = directory.pools.get(place)
-    return pool.instance if pool is not None else f"pool {place}"
+    if pool is None:
+        return f"pool {place}"
+    return pool.instance if pool.live else f"{pool.instance} ({pool.phase})"
 
 
 def _is_at(directory: Directory, node: Node, instance: str) -> bool:

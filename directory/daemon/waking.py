@@ -1,10 +1,11 @@
 """Being woken: whether this thread takes the core from whoever wakes it.
 
 Owns the scheduling policy that the loop's thread sleeps with. Who asks waits for the answer, so a
-question has the core that it finds. Reports are not waited for, and their scheduler computes on: a
-daemon that is told of a whole pool is woken again and again, and where cores are few the kernel
-would stop the scheduler for it each time, as long as the reports take. So shortly after reports,
-with no question for a while, the thread sleeps as a batch process (SCHED_BATCH, sched(7)): woken,
+question has the core that it finds, and so has all else that is waited for (lanes.py and ends.py
+say what that is). Reports are not, and their scheduler computes on: a daemon that is told of a
+whole pool is woken again and again, and where cores are few the kernel would stop the scheduler for
+it each time, as long as the reports take. So shortly after reports, with nothing that anybody
+waited for in a while, the thread sleeps as a batch process (SCHED_BATCH, sched(7)): woken,
 such a one takes an idle core, or that of its waker once this one sleeps. It never runs like that,
 so that what it starts has another's policy. A thread that was given another one by its operator
 keeps it.

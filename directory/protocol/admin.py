@@ -60,6 +60,11 @@ class PoolReport(msgspec.Struct, frozen=True):
     leases: int
     copies: int
 
+    @property
+    def name(self) -> str:
+        """For people: beside one that has ended, its instance may have a live one again."""
+        return self.instance if self.phase == "live" else f"{self.instance} ({self.phase})"
+
 
 class AdminReport(msgspec.Struct, frozen=True, tag="admin_report"):
     """Answer to AdminCheck: the daemon has walked its state. `violations_left_out`: how many more

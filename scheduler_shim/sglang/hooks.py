@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from scheduler_shim.sglang import ends
 from scheduler_shim.sglang.shim import Shim
+from scheduler_shim.sglang.steps import followed, passed, stays
 from transfer.ipc.marks import mark
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ def tick(shim: Shim, scheduler: Any) -> None:
         shim.loads.offers.chunked = lambda: chunked_tokens(scheduler)
         shim.loads.offers.decoding = lambda: decodes(scheduler)
         shim.loads.offers.passed = lambda: passed(scheduler)
+        shim.loads.offers.followed = lambda rid: followed(shim, scheduler.waiting_queue, rid)
     shim.tick(
         waiting,
         busy=is_busy(scheduler),
@@ -116,12 +118,6 @@ def decodes(scheduler: Any) -> bool:
         if batch is not None
         for req in batch.reqs
     )
-
-
-def passed(scheduler: Any) -> bool:
-    """Whether the batch that was launched last computes prompts."""
-    last = scheduler.last_batch
-    return last is not None and bool(last.forward_mode.is_extend())
 
 
 def reserved_tokens(scheduler: Any) -> int:
@@ -189,17 +185,6 @@ def around_add_one_req(original: Original, adder: Any, req: Any, *args: Any, **k
     else:
         guarded(shim, "a refusal", lambda: shim.loads.refuse(req.rid), None)
     return result
-
-
-def stays(shim: Shim, adder: Any, req: Any) -> bool:
-    """Whether a request stays in the queue for now: it is held back, or lets what decodes have a
-    step first. Where a pass comes anyway, for somebody in front of it, it is in it."""
-    if shim.held(req.rid):
-        return True
-    offers = shim.loads.offers
-    if offers is None or adder.can_run_list:
-        return False
-    return offers.waits_a_step(req.rid, restored=shim.restored_tokens(req.rid)[0] > 0)
 
 
 def around_preempt(original: Original, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:

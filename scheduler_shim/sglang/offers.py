@@ -90,6 +90,8 @@ class Offers:
         """Whether a request that has its first token waits for the next. The hooks set it."""
         self.passed: Callable[[], bool] = lambda: False
         """Whether the batch before was a pass over prompts. The hooks set it."""
+        self.followed: Callable[[str], bool] = lambda _: False
+        """Whether somebody behind a request makes a pass come now anyway. The hooks set it."""
         self._around = around
         self._settings = settings
         self._open: dict[str, Offer] = {}
@@ -245,15 +247,20 @@ class Offers:
     def waits_a_step(self, rid: str, *, restored: bool) -> bool:
         """Whether a waiting request is admitted a step later, for what decodes: with `adaptive`
         loads, if it was `restored` while it was held back and a pass has just run. Once: if that
-        is followed by a pass of others, it is admitted with the next one."""
+        is followed by a pass of others, it is admitted with the next one. Not where somebody
+        behind it makes a pass come now: what decodes would wait for that pass, then for its own."""
         if self._settings.loads != "adaptive" or not self.passed():
             self._stepped.clear()
             return False
-        if not restored or rid in self._stepped or not self.decoding():
+        if not restored or rid in self._stepped or not self.decoding() or self.followed(rid):
             return False
         self._stepped.add(rid)
         self._around.count("steps_first")
         return True
+
+    def stepped(self, rid: str) -> bool:
+        """Whether a waiting request has let a step go first, and comes with the next pass."""
+        return rid in self._stepped
 
     @property
     def revocable(self) -> bool:

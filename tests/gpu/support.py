@@ -16,6 +16,8 @@ import msgspec
 from directory.core.actions import CopyKind, CopyPart, Fence, Landing, SubmitCopy, Word
 from directory.core.events import CopyDone
 from directory.core.ids import CURRENT, FORWARD
+from directory.daemon.cores import cores
+from directory.daemon.mover_words import options_of
 from tests.gpu import peer_messages as m
 from transfer.host_tier import HostTierMemory
 from transfer.ipc.channel import FdChannel, close_fds
@@ -173,7 +175,9 @@ class Rig:
         tier_bytes: int = TIER_BYTES,
     ) -> None:
         started = time.monotonic()
-        self.mover = MoverHandle.spawn(f"cuda:{uuid}", options=options, program=program)
+        device = f"cuda:{uuid}"
+        said = options_of(device, options, cores())  # as a daemon would start it here
+        self.mover = MoverHandle.spawn(device, options=said, program=program)
         self._replies: list[Reply] = []
         self._last_op = 0
         self.tier = HostTierMemory.create(tier_bytes, tier_bytes // SEGMENTS)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.gpu.beside_mover import SAID
 from tests.gpu.support import ROOT
 from tests.gpu.torture_report import PROTECTIONS
 
@@ -58,6 +59,13 @@ def test_nor_is_any_by_way_of_staging_slabs() -> None:
     said = torture("--seconds", "10", "--seed", "13", "--staged")
     assert " 0 copies with wrong bytes" in said
     assert "stage requests" in said
+
+
+def test_nor_where_a_thread_makes_the_drivers_calls() -> None:
+    done = run("--seconds", "10", "--seed", "15", "--staged", "--beside")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 copies with wrong bytes" in done.stdout
+    assert SAID in done.stderr, "or nothing of this was shown"
 
 
 @pytest.mark.parametrize("protection", ["destination-fence", "forward-fence", "word-recheck"])

@@ -4,7 +4,8 @@ Two schedulers (torture_scheduler.py) publish, free, overwrite and remake as the
 driver here backs their pages up, copies them to the other, and restores host pages into pages that
 were just freed. Every page of every copy that counts is compared with what was published. With one
 protection taken out the run must find wrong bytes; with all in place not a single one. Exit
-status: 0 if the expectation held, 1 if not. `--staged`: pages go through staging slabs.
+status: 0 if the expectation held, 1 if not. `--staged`: pages go through staging slabs; and with
+`--beside` a thread of the mover makes the driver's calls of all but single ones.
 
 `--device cpu` runs it without a GPU; else UUIDs, one or two, of the schedulers' GPUs ("auto": all).
 """
@@ -28,6 +29,7 @@ from directory.core.events import CopyDone
 from directory.core.ids import CURRENT, FORWARD, HOST, POOL_WORD
 from scheduler_shim.landings import Landings
 from tests.gpu import torture_messages as t
+from tests.gpu.torture_mover import start_mover
 from tests.gpu.torture_report import PROTECTIONS, Copying, HostPages, Side, report
 from transfer.host_tier import HostTierMemory
 from transfer.imports import STAGE_FDS
@@ -36,17 +38,12 @@ from transfer.ipc.memory import SharedMemoryIPC
 from transfer.ipc.sync import TimelineTable
 from transfer.layout import PoolLayout
 from transfer.messages import Imported, Ready, Rejected, Released, TierOpened
-from transfer.mover_handle import MoverHandle
 
 ROOT = Path(__file__).parent.parent.parent
 SEGMENT_BYTES = 16 << 20
 TIER_BYTES = 256 << 20
 UNDER_WAY_MAX = 48
 DELAYED_MAX = 64
-STAGED_LIMITS = (
-    "--limit", "stage_chunks_min=1", "--limit", "stage_bytes=131072", "--limit", "stage_row_bytes=0"
-)  # fmt: skip
-"""Every copy goes through the slab, in slices of two pages."""
 
 
 class Driver:
@@ -59,13 +56,12 @@ class Driver:
         without: str,
         *,
         staged: bool = False,
+        beside: bool = False,
         limits: Sequence[str] = (),
     ) -> None:
         self._rng = random.Random(seed)
         self._without = without
-        program = "tests.gpu.mutant_mover" if without == "word-recheck" else "transfer.mover"
-        options = [*(STAGED_LIMITS if staged else ()), *limits]
-        self._mover = MoverHandle.spawn(devices[0], program=program, options=options)
+        self._mover = start_mover(devices[0], without, limits, staged=staged, beside=beside)
         self._tier = HostTierMemory.create(TIER_BYTES, SEGMENT_BYTES)
         self._mover.open_tier(self._tier)
         self._sides = [
@@ -381,11 +377,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--without", choices=PROTECTIONS, default="")
     parser.add_argument("--staged", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--limit", action="append", default=[], help="of the mover: NAME=NUMBER")
     options = parser.parse_args(arguments)
     devices, staged = device_names(options.device), options.staged
     limits = [word for limit in options.limit for word in ("--limit", limit)]
-    driver = Driver(devices, options.seed, options.without, staged=staged, limits=limits)
+    how = {"staged": staged, "beside": options.beside}
+    driver = Driver(devices, options.seed, options.without, limits=limits, **how)
     try:
         driver.run(options.seconds)
     finally:

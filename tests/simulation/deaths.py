@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from directory.core.actions import Action, MoreToClose, Registered, ReleasePool
+from directory.core.closing import LOOKS_A_NODE
 from directory.core.events import Asked, CloseMore, Event, Live, MoverLost, PoolClosed
 from directory.core.place import PoolState
 from tests.simulation.checkers import Violation
@@ -26,6 +27,9 @@ class Deaths:
         self._groups: dict[tuple[int, int], PoolState] = {}
         self._steps: dict[int, int] = {}
         """By boot: steps of ends that are asked for and have not been made."""
+        self._left: dict[int, tuple[int, int]] = {}
+        """By boot: leases and nodes left of pools that have ended, and steps in a row that took
+        none."""
 
     def after(self, daemon: SimDaemon, event: Event, actions: list[Action]) -> None:
         """Compare the others' pages and leases with those before."""
@@ -51,6 +55,7 @@ class Deaths:
                 if pool.live and known is not None and known != now:
                     raise Violation(self.name, f"the end of others changed {pool}: {known}")
         self._on_the_way(daemon)
+        self._comes_to_an_end(daemon, event)
         asker = (
             daemon.directory.registry.members.get(event.pool) if isinstance(event, Asked) else None
         )
@@ -82,6 +87,18 @@ class Deaths:
         left = [p for p in daemon.directory.pools.values() if not p.live and (p.leases or p.spans)]
         if asked != bool(left):
             raise Violation(self.name, f"{asked} steps are asked for, to end {left}")
+
+    def _comes_to_an_end(self, daemon: SimDaemon, event: Event) -> None:
+        """No step is in vain, but for those that pass over numbers of which there is no span."""
+        ending = [pool for pool in daemon.directory.pools.values() if not pool.live]
+        left = sum(len(pool.leases) + len(pool.nodes) for pool in ending)
+        before, in_vain = self._left.get(daemon.number, (0, 0))
+        if isinstance(event, CloseMore):
+            in_vain = in_vain + 1 if before and left >= before else 0
+            round_steps = max((pool.page_count for pool in ending), default=0) // LOOKS_A_NODE + 1
+            if in_vain > round_steps:
+                raise Violation(self.name, f"{in_vain} steps took nothing of {ending}")
+        self._left[daemon.number] = (left, in_vain)
 
     def _closed(self, daemon: SimDaemon, member: int) -> set[int]:
         """The ranks that go with one; nobody if its group has gone before."""

@@ -58,6 +58,14 @@ def begin_and_own_on(original: Call) -> Call:
     return begin
 
 
+@seam(Closing, "_climb")
+def climb_not(_: Call) -> Call:
+    def _climb(self: Closing, left: object, node: Node, room: int) -> int:
+        return room
+
+    return _climb
+
+
 ENDS: Final = (
     Mutant(
         "dead-pool-is-a-source",
@@ -77,6 +85,13 @@ ENDS: Final = (
         "dead-pool-owns-on",
         "a pool that has ended has its pages still",
         (begin_and_own_on,),
+        pins={"closed_a_step": 1},
+        rates={"crash": 5.0},
+    ),
+    Mutant(
+        "end-takes-nothing",
+        "each step of a pool's end asks for the next one and takes no node out",
+        (climb_not,),
         pins={"closed_a_step": 1},
         rates={"crash": 5.0},
     ),

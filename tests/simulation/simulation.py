@@ -197,7 +197,7 @@ class Simulation(Trouble):
                 return False
             if client.open_count or process.connecting is not None or process.orders:
                 return False
-        return not daemon.directory.transfers.wished
+        return not (daemon.directory.transfers.wished or daemon.directory.closing.busy)
 
     def _at_rest(self) -> None:
         """At rest nothing is held for anybody, and what is said is what is there."""

@@ -10,6 +10,7 @@ What is left out, and which move stands for it:
 - a mirror's choice of what goes: the mirrored scheduler may give up any end of a path at any
   time, its own locks and order of use notwithstanding, which is more than any mirror does;
 - a copy reported as failed: told apart from a void one for peer copies only, so only there;
+- the end of a pool in several steps: pools are so small that it is one event;
 - a second lease or restore of one scheduler, Lock, Live, Stats, groups, several namespaces,
   late and lost messages: not covered here; the seeds of the simulation have them.
 """

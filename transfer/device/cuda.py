@@ -104,6 +104,7 @@ class CudaDevice:
         self._calls = Calls(driver, batched=self._batched, kernel=self._kernel)
         self._beside: Beside | None = None
         self._asked_ns = 0  # when events were asked for last
+        self._by_loop: set[Ticket] = set()  # of those in flight; how long they take is looked at
         self._computing = computing
         self._calm = False  # of the submission that is being made
         self._shapes = Shapes(
@@ -196,11 +197,12 @@ class CudaDevice:
         except CudaError as failure:
             raise DeviceLost(f"{self.name} is lost: {failure}") from failure
         queued = Queued(work, stream, event)
+        self._last_ticket += 1
         if thread is not None and thread.wants(work, stream, beside=beside):
-            thread.hand_over(queued)
+            thread.hand_over(queued, urgent=lane is self._urgent)
         else:
             self._calls.make(queued)
-        self._last_ticket += 1
+            self._by_loop.add(self._last_ticket)
         self._in_flight[self._last_ticket] = InFlight(self._last_ticket, queued, work.keys)
         return self._last_ticket
 
@@ -209,7 +211,7 @@ class CudaDevice:
         if self._beside is not None:
             self._beside.check()
             now = monotonic_ns()
-            if self._beside.calling and now < self._asked_ns + ASK_NS:
+            if self._beside.calling and now < self._asked_ns + ASK_NS and not self._by_loop:
                 return []
             self._asked_ns = now
         done: list[Completion] = []
@@ -223,6 +225,7 @@ class CudaDevice:
                 raise DeviceLost(f"{self.name} is lost: {error}") from error
             if reached:
                 del self._in_flight[ticket]
+                self._by_loop.discard(ticket)
                 self._spare_events.append(queued.event)
                 done.append(Completion(ticket, queued.error))
             else:
@@ -230,8 +233,8 @@ class CudaDevice:
         return done
 
     def submit_beside(self, ranges_min: int) -> None:
-        """Have a thread make the calls of lists of so many ranges to and from the host; without a
-        thread they are made as before."""
+        """Have a thread make the calls of lists of so many ranges to and from the host, of pages
+        where `submit_pages` is told so; without a thread they are made as before."""
         if self._beside is None:
             calls = Calls(self._driver, batched=self._batched, kernel=None)
             try:

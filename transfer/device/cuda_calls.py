@@ -2,14 +2,16 @@
 
 The call that queues a list of small ranges takes the processor as long as the bus takes their
 bytes, or nearly: the loop that prepares the next slice meanwhile is why there is a thread. Owns the
-order of calls (copies, then the event behind them, in the order in which they were handed over) and
-what is known of each. An event says nothing before its calls were made: it may still stand for an
-earlier submission. It must never let a submission look done, or undone, that may be under way.
+order of calls (copies, then the event behind them; urgent submissions before others, those of one
+stream as they were handed over) and what is known of each. An event says nothing before its calls
+were made: it may still stand for an earlier submission. It must never let a submission look done,
+or undone, that may be under way.
 """
 
 import logging
 import sys
 import threading
+from collections import deque
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,22 +25,25 @@ from transfer.ipc.cuda_driver import CudaError, Driver
 SWITCH_S = 10e-6
 """So long at most the loop keeps the interpreter from the thread, whose call is over."""
 CLOSE_S = 1.0
+URGENT_RUN_MAX = 8
+"""Urgent submissions before which another one waits; behind so many it is its turn, or calls that
+take longer than the bus would hold it up until it looks hung."""
 
 log = logging.getLogger("treecored.device")
 
 
 class Queued:
     """A submission on its way to the driver. Written by whoever makes its calls, once: `made` last,
-    and `error` (why its bytes are lost already) before it."""
+    and `error` (why its bytes are lost already) before it. `handed`: to a thread, by the loop."""
 
-    __slots__ = ("error", "event", "made", "stream", "work")
+    __slots__ = ("error", "event", "handed", "made", "stream", "work")
 
     def __init__(self, work: Work, stream: Any, event: Any) -> None:
         self.work: Work | None = work
         self.stream = stream
         self.event = event
         self.error = ""
-        self.made = False
+        self.made = self.handed = False
 
 
 class Calls:
@@ -91,7 +96,7 @@ class Calls:
 
 
 class Beside:
-    """A thread that makes the calls of what is handed over, one after the other.
+    """A thread that makes the calls of what is handed over, one after the other, urgent ones first.
 
     Belongs to the thread that hands over. It is lost with the first call after which nobody can say
     what goes on: those behind it are never made, and never look done.
@@ -101,7 +106,10 @@ class Beside:
         """Start it. `calls`: its own from now on. `ranges_min`: lists of fewer are not worth it.
         Raises `RuntimeError` without a thread."""
         self._ranges_min = ranges_min
-        self._queue: SimpleQueue[Queued | None] = SimpleQueue()
+        self._urgent = deque[Queued]()
+        self._others = deque[Queued]()
+        self._told: SimpleQueue[bool] = SimpleQueue()
+        """True behind each submission in either of the two, in the end False."""
         self._last: dict[Any, Queued] = {}  # by stream
         self._lost: DeviceLost | None = None  # written by the thread, once
         self.calling = False
@@ -121,10 +129,13 @@ class Beside:
         last = self._last.get(int(stream))
         return last is not None and not last.made
 
-    def hand_over(self, queued: Queued) -> None:
-        """Have its calls made."""
+    def hand_over(self, queued: Queued, *, urgent: bool) -> None:
+        """Have its calls made. `urgent`: before those that are not; of one stream all are or none
+        is, for only among themselves do they keep their order."""
+        queued.handed = True
         self._last[int(queued.stream)] = queued
-        self._queue.put(queued)
+        (self._urgent if urgent else self._others).append(queued)
+        self._told.put(True)
 
     def check(self) -> None:
         """Raise the `DeviceLost` that a call ended in."""
@@ -134,7 +145,7 @@ class Beside:
     def close(self, deadline_s: float = CLOSE_S) -> bool:
         """Have made what was handed over, and end. False: a call has not returned by then, and is
         left to the end of this process."""
-        self._queue.put(None)
+        self._told.put(False)
         self._thread.join(deadline_s)
         sys.setswitchinterval(self._switch_s)
         if self._thread.is_alive():
@@ -144,7 +155,11 @@ class Beside:
     def _run(self, driver: Driver, calls: Calls) -> None:
         try:
             driver.make_current()
-            while (queued := self._queue.get()) is not None:
+            run = 0
+            while self._told.get():
+                others_turn = not self._urgent or (self._others and run >= URGENT_RUN_MAX)
+                run = 0 if others_turn else run + 1
+                queued = (self._others if others_turn else self._urgent).popleft()
                 self.calling = True
                 calls.make(queued)
                 self.calling = False
@@ -155,4 +170,4 @@ class Beside:
             self._lost = DeviceLost(f"{driver.uuid} is lost: {error!r}")
 
     def __repr__(self) -> str:
-        return f"<Beside, {self._queue.qsize()} to be made, {'lost' if self._lost else 'well'}>"
+        return f"<Beside, {self._told.qsize()} to be made, {'lost' if self._lost else 'well'}>"

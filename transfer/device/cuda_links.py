@@ -21,34 +21,46 @@ H200 with 18 links (355 of 450 GB/s)."""
 USUAL_LINKS = 12
 """Where there is NVLink and nobody says how much of it: as many as an A100 has."""
 
+TO_A_GPU = 0  # NVML_NVLINK_DEVICE_TYPE_GPU: a switch has the links of all peers
 log = logging.getLogger("treecored.cuda")
+
+
+def over_nvlink(uuid: str, topology: Topology) -> list[str]:
+    """The GPUs that one reaches over NVLink."""
+    return [gpu for gpu in topology.gpus if topology.link(uuid, gpu) is Link.NVLINK]
 
 
 def link_bytes_per_us(uuid: str, topology: Topology, library: Any = None) -> int:
     """So many bytes a microsecond a GPU reads at least from another one over NVLink, alone; 0 where
     it has no peer over that. `library`: stands in for pynvml in tests (None: that itself)."""
-    others = [gpu for gpu in topology.gpus if gpu != uuid]
-    if not any(topology.link(uuid, gpu) is Link.NVLINK for gpu in others):
+    peers = over_nvlink(uuid, topology)
+    if not peers:
         return 0
     try:
         library = library or importlib.import_module("pynvml")
         library.nvmlInit()
-        peak = _peak(library, library.nvmlDeviceGetHandleByUUID(uuid))
+        peak = _peak(library, library.nvmlDeviceGetHandleByUUID(uuid), len(peers))
     except Exception as error:  # noqa: BLE001 - the library's errors have no common base
         log.info("nobody knows how many links GPU %s has: %s", uuid, error)
         peak = 0
     return (peak or USUAL_LINKS * BYTES_PER_US) * ALONE_PERCENT // 100
 
 
-def _peak(library: Any, device: Any) -> int:
-    """Of all links that are up; links beyond those that there are end the count."""
-    peak = 0
+def _peak(library: Any, device: Any, peers: int) -> int:
+    """To one peer: of all links that are up to a switch, and of those to GPUs its share. Links
+    beyond those that there are end the count."""
+    switched = direct = 0
     for link in range(LINKS_MAX):
         try:
-            if library.nvmlDeviceGetNvLinkState(device, link) == UP:
-                faster = library.nvmlDeviceGetNvLinkVersion(device, link) >= FASTER_SINCE
-                peak += FASTER_BYTES_PER_US if faster else BYTES_PER_US
+            if library.nvmlDeviceGetNvLinkState(device, link) != UP:
+                continue
+            faster = library.nvmlDeviceGetNvLinkVersion(device, link) >= FASTER_SINCE
+            rate = FASTER_BYTES_PER_US if faster else BYTES_PER_US
+            if library.nvmlDeviceGetNvLinkRemoteDeviceType(device, link) == TO_A_GPU:
+                direct += rate
+            else:
+                switched += rate
         except Exception as error:  # noqa: BLE001
             log.debug("link %d: %s", link, error)
             break
-    return peak
+    return switched + direct // peers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import costed_daemon
+from benchmarks import bench_clients, costed_daemon
 from benchmarks.costed_daemon import PERIOD_NS, REST_NS_MAX, Costs
 from benchmarks.node import Used
 
@@ -53,8 +53,22 @@ def test_own_time_counts_while_it_is_looked_and_between_the_functions_are_the_pl
     told = costs.as_json()
     assert told["kinds"]["-"]["inner"] == pytest.approx(looked * 0.3)
     assert told["looked_us"] <= told["wall_us"] / 8
+    while not costs.looks:
+        watched.turn()
+    before = costs.as_json()["looked_us"]
+    watched.turn()
+    assert costs.as_json()["looked_us"] == pytest.approx(before + 1.3), "as its sums are"
 
 
 def test_what_is_looked_for_in_vain_is_no_work() -> None:
     used = Used(9_000.0, 2_500.0).since(Used(1_000.0, 500.0), 100)
     assert used == {"daemon_cpu_us": 80.0, "daemon_looking_us": 20.0, "daemon_work_us": 60.0}
+
+
+def test_a_daemon_is_asked_for_clocks_or_for_marks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench_clients", "--late", "--costs", "costs.json"])
+    with pytest.raises(SystemExit):
+        bench_clients.main()
+    assert "--late and --costs" in capsys.readouterr().err

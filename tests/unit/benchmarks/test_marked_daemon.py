@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks import marked_daemon
 from benchmarks.late_matches import Marks
-from benchmarks.marked_daemon import LONG_NS, Marker
+from benchmarks.marked_daemon import LONG_NS, PAUSE_NS, Marker
 from benchmarks.node import Daemon
+from directory.daemon.loop import Loop
 
 
 class Part:
@@ -53,6 +54,38 @@ def test_only_what_takes_long_is_marked_also_where_it_fails(
     ]
     marker.begin()
     assert marker.marks.pieces == []
+
+
+def test_a_pause_has_waited_for_a_core_as_long_as_in_it_and_not_since_one_was_asked_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    schedstat, delayed_ns, woken_late_ns = tmp_path / "schedstat", 5_000_000, 0
+
+    def passes(ns: int, delay_ns: int = 0) -> None:
+        nonlocal delayed_ns
+        Part.now_ns += ns
+        delayed_ns += delay_ns
+        schedstat.write_text(f"{Part.now_ns} {delayed_ns} 1\n")
+
+    def wait(_: Loop, timeout_s: float | None) -> list[tuple[int, int]]:
+        passes(int((timeout_s or 0) * 1e9), woken_late_ns)
+        return []
+
+    monkeypatch.setattr(marked_daemon, "monotonic_ns", lambda: Part.now_ns)
+    monkeypatch.setattr(Loop, "_wait", wait)
+    passes(0)
+    marker, loop = Marker(schedstat), Loop()
+    marker.turns()
+    loop.turn(0.004)  # nobody wanted the core, ever since
+    passes(400 * LONG_NS, 300 * LONG_NS)  # a turn, which others' work has made a long one
+    loop.turn(0.004)
+    passes(LONG_NS, LONG_NS // 2)  # a short one, which is not asked after
+    loop.turn(PAUSE_NS / 1e9 * 2)
+    woken_late_ns = 1_000_000
+    loop.turn(0.004)
+    loop.close()
+    delays = [delay for _, _, delay in marker.marks.pauses]
+    assert delays == [0, 0, 2 * PAUSE_NS, 1_000_000], "never longer than the pause"
 
 
 def test_a_daemon_writes_its_marks_when_it_is_told_and_begins_anew(tmp_path: Path) -> None:

@@ -154,13 +154,47 @@ def test_what_a_system_moved_is_what_it_counts_or_what_it_says_of_its_answers() 
     nothing = measured(Steady(), decodes(both), tiers=1, token_bytes=1_000)["both"]
     assert nothing["bytes"] == {"restored": 0, "backed_up": 0}
 
-    so_far = iter([(100, 10), (400, 10)])
+    so_far = iter([(True, 100, 10), (False, 400, 15), (True, 400, 95)])
 
-    def moved() -> dict[str, int]:
-        return dict(zip(("restored", "backed_up"), next(so_far), strict=True))
+    def moved(at_rest: bool) -> dict[str, int]:
+        waits, *counts = next(so_far)
+        assert at_rest is waits
+        return dict(zip(("restored", "backed_up"), counts, strict=True))
 
     counted = measured(Steady(host=6), decodes(both), token_bytes=1_000, moved=moved)["both"]
-    assert counted["bytes"] == {"restored": 300, "backed_up": 0}
+    assert counted["bytes"] == {"restored": 300, "backed_up": 5}
+    assert counted["bytes_later"] == {"restored": 0, "backed_up": 80}
+
+
+def test_what_is_moved_only_once_nothing_decodes_takes_no_part_of_the_bus() -> None:
+    """A system that puts its backups off until then has nothing beside the gaps."""
+    engine, half = Steady(), int(gaps.BUS_GB_PER_S * 1e9 * 0.1)
+
+    def moved(at_rest: bool) -> dict[str, int]:
+        over = at_rest and bool(engine.aborted)
+        return {"restored": 0, "backed_up": half if over else 0}
+
+    found = measured(
+        engine, decodes(Phase("backups", 0.1, fresh_every=0.05)), token_bytes=1, moved=moved
+    )["backups"]
+    assert found["bus"]["backed_up"] == 0
+    assert found["bytes_later"]["backed_up"] == half
+
+
+def test_kept_prompts_go_on_from_phase_to_phase() -> None:
+    engine = Steady()
+    measured(engine, decodes(*(Phase(name, 0.1, restore_every=0.05) for name in "abc")))
+    assert engine.beside == [[0], [1], [2], [0], [1], [2]]
+
+
+def test_how_long_prompts_took_is_told_by_their_kind() -> None:
+    both = Phase("both", 0.2, restore_every=0.02, fresh_every=0.0)
+    found = measured(Steady(answers_s=0.05), decodes(both))["both"]
+    (p50, p99), new = found["answers_ms"]
+    assert 50 <= p50 <= p99
+    assert p50 < 200
+    assert new == []
+    assert gaps.quantiles([float(n) for n in range(100)]) == [50.0, 99.0]
 
 
 def test_a_system_without_a_lower_tier_is_asked_for_what_its_pool_has() -> None:
@@ -171,12 +205,13 @@ def test_a_system_without_a_lower_tier_is_asked_for_what_its_pool_has() -> None:
     assert engine.beside == [*some, *one]
 
 
-def one(p99: float, asked: int = 10, ended_early: int = 0) -> gaps.Phases:
+def one(p99: float, asked: int = 10, ended_early: int = 0, left_out: int = 0) -> gaps.Phases:
     found = {
         "p50_ms": 5.0, "by_tenths_of_ms": Counter({50: 98, int(10 * p99): 2}), "asked": asked,
-        "left_out": 0, "ended_early": ended_early, "full": True, "gaps": 100,
+        "left_out": left_out, "ended_early": ended_early, "full": True, "gaps": 100,
+        "pass_ms": 10.0,
     }  # fmt: skip
-    alone = {**found, "asked": 0}
+    alone = {**found, "asked": 0, "left_out": 0}
     return {"alone": alone, **{name: dict(found) for name in ("restores", "backups")}}
 
 
@@ -187,7 +222,9 @@ def test_gaps_are_judged_by_the_goals_beside_each_other_system() -> None:
     }  # fmt: skip
     judged = gaps.judged(found, "adaptive")
     assert list(judged["none"]) == ["restores", "backups"]
-    assert judged["none"]["restores"] == {"p50": 1.0, "p99": 1.1, "goal": 1.05, "ok": False}
+    assert judged["none"]["restores"] == {
+        "p50": 1.0, "p99": 1.1, "goal": 1.05, "ok": False, "passes": 2.0,
+    }  # fmt: skip
     assert judged["hicache"]["backups"] == {"p50": 1.0, "p99": 0.917, "goal": 1.0, "ok": True}
     assert judged["hicache-direct"]["backups"] == {"p50": 1.0, "p99": 0.525}
     assert gaps.judged({"none": found["none"]}, "adaptive") == {}
@@ -209,6 +246,26 @@ def test_there_is_no_verdict_for_who_was_asked_for_less(ours: gaps.Phases) -> No
     verdict = gaps.judged(found, "adaptive")["none"]["restores"]
     assert list(verdict) == ["not comparable"]
     assert len(verdict["not comparable"]) == 1
+
+
+def test_there_is_no_verdict_beside_what_moves_nothing_where_that_was_overrun() -> None:
+    found = {"adaptive": [one(10.0)], "none": [one(20.0, left_out=1)]}
+    verdict = gaps.judged(found, "adaptive")["none"]["restores"]
+    assert list(verdict) == ["not comparable"]
+    found["none"] = [one(20.0)]
+    found["none"][0]["restores"] = {
+        "gaps": 0, "asked": 10, "left_out": 0, "ended_early": 0, "full": True,
+    }  # fmt: skip
+    assert list(gaps.judged(found, "adaptive")["none"]["restores"]) == ["not comparable"]
+    assert gaps.judged(found, "adaptive")["none"]["backups"]["ok"]
+
+
+def test_who_was_overrun_as_well_may_miss_its_goal_but_not_meet_it() -> None:
+    found = {"adaptive": [one(10.0, left_out=2)], "hicache": [one(20.0, left_out=3)]}
+    verdict = gaps.judged(found, "adaptive")["hicache"]["backups"]
+    assert verdict == {"p50": 1.0, "p99": 0.5, "goal": 1.0, "left out": [2, 3]}
+    found["hicache"] = [one(9.0, left_out=3)]
+    assert gaps.judged(found, "adaptive")["hicache"]["backups"]["ok"] is False
 
 
 def test_a_ratio_to_who_was_asked_for_less_is_told_as_such() -> None:

@@ -29,7 +29,10 @@ class Scene:
         self.device = FakePageDevice()
         self.computing = computing
         bounds = EngineLimits(submissions_max=9, lane_submissions_max=3)._replace(**limits)
-        self.engine = Engine(self.device, lambda: self.now_us, bounds, lambda: self.computing)
+        self.links = [GPU, OTHER]
+        self.engine = Engine(
+            self.device, lambda: self.now_us, bounds, lambda: self.computing, self.links
+        )
         self.layout = small_layout(16, layers=4)
         self.pools = {n: OwnedPool(self.layout, landings=2) for n in (1, 2, 3)}
         for number, pool in self.pools.items():

@@ -12,6 +12,7 @@ DUE_US = LAUNCH_US + NBYTES // RATE
 def one_slice(alone: Alone, took_us: int, *, ticket: int = 1, at: int = 0) -> int:
     """A slice that took so long; returns when it was over."""
     alone.submitted(ticket, NBYTES, at)
+    alone.looked(at + took_us)
     alone.ended(ticket, at + took_us)
     return at + took_us
 
@@ -135,6 +136,7 @@ def test_a_try_that_is_late_is_doubted_like_what_was_believed_and_one_in_time_en
     assert not alone.may_try(0), "one at a time"
     assert alone.trying(DUE_US)
     assert not alone.trying(DUE_US + 1), "it is late, so it is known"
+    alone.looked(DUE_US + 1)
     alone.ended(1, DUE_US + 1)
     assert not alone.holds(DUE_US + 1)
     over = DUE_US + 1 + DOUBT_US_MIN
@@ -150,11 +152,30 @@ def test_nothing_is_tried_where_nobody_knows_how_fast_it_would_be() -> None:
     assert not Alone(0).may_try(0)
 
 
-def test_beside_a_try_only_the_try_says_when_it_is_known() -> None:
+def test_it_is_known_soon_while_something_is_in_flight_that_is_not_late() -> None:
     alone = Alone(RATE)
-    alone.submitted(1, 1_000 * NBYTES, 0)
     assert not alone.trying(0)
+    alone.submitted(1, 1_000 * NBYTES, 0)
     alone.submitted(2, NBYTES, 0, tried=True)
-    assert alone.trying(0)
+    assert alone.trying(DUE_US)
+    assert not alone.trying(1_001 * DUE_US)
     alone.ended(2, 1)
-    assert not alone.trying(1)
+    assert alone.trying(1)
+    alone.ended(1, 2)
+    assert not alone.trying(2)
+
+
+def test_what_ended_while_nobody_looked_says_nothing_either_way() -> None:
+    alone = Alone(RATE)
+    over = one_slice(alone, 1)
+    alone.looked(over)
+    late = over + 10 * DUE_US
+    alone.submitted(2, NBYTES, over)
+    alone.ended(2, late)
+    assert alone.may_try(late), "no doubt"
+    assert alone.holds(late), "nor is it forgotten before its time"
+    alone.submitted(3, NBYTES, late)
+    alone.looked(late + DUE_US + 1)
+    alone.ended(3, late + 2 * DUE_US)
+    assert not alone.holds(late + 2 * DUE_US)
+    assert not alone.may_try(late + 2 * DUE_US), "it was looked at when it was late"

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.transfer.lane_scene import Scene, peer
-from transfer.alone import LAUNCH_US, TRUSTED_US
+from transfer.alone import DOUBT_US_MIN, LAUNCH_US, TRUSTED_US
 
 
 def alone(**more: int) -> Scene:
@@ -12,10 +12,14 @@ def alone(**more: int) -> Scene:
     return Scene(computing=True, alone_bytes_per_us=10_000, local_percent=25, **more)
 
 
-def ended_after(scene: Scene, took_us: int) -> None:
-    """What is in flight is done so much later."""
+def ended_after(scene: Scene, took_us: int, *, seen: bool = True) -> None:
+    """What is in flight is done so much later; `seen`: the engine has looked just before."""
     scene.now_us += took_us
-    scene.device.step(9)
+    flying = sorted(scene.device.waiting)
+    if seen:
+        scene.engine.step()
+    for ticket in flying:
+        scene.device.complete(ticket)
     scene.engine.step()
 
 
@@ -183,4 +187,54 @@ def test_whatever_slices_over_a_link_take_every_page_is_moved_once(
         ended_after(scene, took_us[turn % len(took_us)])
     assert scene.engine.idle
     assert moved_once(scene, target)
+    scene.close()
+
+
+def test_a_try_waits_until_nothing_stands_before_it() -> None:
+    scene = linked()
+    scene.submit(peer(1, range(16), range(16), 3))
+    scene.now_us += 200
+    scene.engine.step()
+    assert scene.device.calm == [True, False, False], "it was late, and others have gone"
+    scene.now_us += DOUBT_US_MIN
+    scene.device.step(1)
+    scene.engine.step()
+    assert scene.device.in_flight == 3
+    scene.now_us += DOUBT_US_MIN
+    scene.device.step(1)
+    scene.engine.step()
+    assert scene.device.in_flight == 2, (
+        "it may be tried again, behind those in flight it would be late"
+    )
+    scene.device.step(2)
+    scene.engine.step()
+    assert (scene.device.in_flight, scene.device.calm[-1]) == (1, True)
+    ended_after(scene, LAUNCH_US)
+    assert scene.device.calm[-2:] == [True, True], "nobody computes, and that is known now"
+    assert scene.ends() == [1]
+    assert moved_once(scene)
+    scene.close()
+
+
+def test_what_goes_while_nothing_computes_is_evidence_for_when_it_is_not_known_any_more() -> None:
+    scene = linked()
+    scene.computing = False
+    scene.submit(peer(1, range(16), range(16), 3))
+    assert scene.device.calm == [True, True]
+    scene.computing = True
+    while not scene.engine.idle:
+        ended_after(scene, LAUNCH_US)
+    assert all(scene.device.calm)
+    assert 256 not in sizes(scene), "there was nothing to find out"
+    assert moved_once(scene)
+    scene.close()
+
+
+def test_nothing_is_tried_over_a_bus_whose_speed_is_another_one() -> None:
+    scene = linked()
+    scene.links.clear()
+    scene.submit(peer(1, range(16), range(16), 3))
+    assert scene.device.calm == [False] * 3
+    assert scene.ends() == [1]
+    assert moved_once(scene)
     scene.close()

@@ -114,6 +114,19 @@ def test_the_sum_over_instances_is_that_of_its_parts() -> None:
     assert ratios(ServedReport("nothing")).token_hit_ratio == 0.0
 
 
+def test_a_pool_that_has_ended_is_told_from_the_live_one_of_its_instance() -> None:
+    one = report(60, 160)
+    dead = msgspec.structs.replace(one.pools[0], pool=2, phase="closing")
+    both = msgspec.structs.replace(one, pools=(dead, *one.pools))
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    show(both, console)
+    assert isinstance(console.file, io.StringIO)
+    for text in (console.file.getvalue(), printed(watched(both), 80)):
+        assert text.count("replica-0 (closing)") == 1
+    assert dead.name == "replica-0 (closing)"
+    assert one.pools[0].name == "replica-0"
+
+
 def test_stats_fit_80_columns_and_name_the_log() -> None:
     console = Console(file=io.StringIO(), width=80, highlight=False)
     show(report(60, 160), console)

@@ -112,6 +112,28 @@ def test_leases_go_first_a_bounded_number_at_a_time() -> None:
     assert len(world.directory.host.nodes) == PATHS + 1, "what the host tier has stays"
 
 
+def test_leases_of_all_pools_that_have_ended_go_before_any_of_their_nodes() -> None:
+    """Those of the last pool too: what they hold of the host tier is in the way of others."""
+    world = World(closed_a_step=STEP)
+    first, second = full(world, "a"), Scheduler(world, "b")
+    world.finish_all()
+    receipts = [second.match([7, 100 + end]).receipt for end in range(4)]
+    assert all(receipts)
+    assert world.directory.host.locked_pages
+    world.close(first.pool)
+    world.close(second.pool)
+    before, took = nodes_at(world, first.pool), 0
+    while world.directory.leases and world.ending:
+        world.close_more()
+        took += 1
+    assert took == 4 // STEP
+    assert not world.directory.host.locked_pages
+    assert nodes_at(world, first.pool) == before
+    for _ in steps(world):
+        pass
+    assert not world.directory.pools
+
+
 def test_a_copy_out_of_a_pool_that_ends_brings_nothing_however_late(world: World) -> None:
     world = World(closed_a_step=STEP)
     dead = full(world)
@@ -228,17 +250,32 @@ def test_a_long_path_that_was_taken_out_in_part_is_found_again() -> None:
         dead = Scheduler(world, "a", pages=40)
         if not rising:
             dead.live = dict.fromkeys(range(1, 30), 1)
-        held = []
         for end in range(1, 24):
             if not rising:
                 del dead.live[30 - end]
             dead.publish(range(end))
-            held.append(dead.match(range(end)).receipt)  # keeps the nodes apart
+        assert nodes_at(world, dead.pool) == 23
         world.close(dead.pool)
         for _ in steps(world):
             pass
         assert not world.directory.pools
         assert not world.directory.tree.nodes
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_a_long_path_goes_on_where_a_step_broke_off_on_it(rising: bool) -> None:
+    """Else each step would go through all numbers of spans to find the one node that is a leaf."""
+    world = World(host_pages=0, closed_a_step=4)
+    nodes, numbers = 30, 100 * 4 * LOOKS_A_NODE
+    dead = Scheduler(world, "a", pages=numbers)
+    for end in range(1, nodes + 1):
+        dead.live = dict.fromkeys(range(1, 60), 1)  # so that these numbers are not taken
+        dead.live.pop(end if rising else 60 - end)
+        dead.publish(range(end))
+    assert nodes_at(world, dead.pool) == nodes
+    world.close(dead.pool)
+    assert len(list(steps(world))) == nodes // 4
+    assert not world.directory.pools
 
 
 def test_the_recount_finds_an_end_that_nobody_sees_to(world: World) -> None:

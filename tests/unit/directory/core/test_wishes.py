@@ -56,6 +56,41 @@ def test_wishes_that_come_to_nothing_are_looked_at_a_few_at_a_time_and_none_is_l
     assert len(looks) == waiting, "each was looked at once"
 
 
+def test_wishes_of_a_pool_that_is_taken_out_are_looked_at_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last backup has ended and nothing of it can be read any more: its end looks at them."""
+    monkeypatch.setattr(limits, "BACKUPS_IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(limits, "BACKUPS_LOOKED_AT_MAX", 3)
+    world = World(host_pages=80, closed_a_step=1)
+    dead, other = Scheduler(world, "a", pages=64), Scheduler(world, "b")
+    for first in range(60):
+        dead.publish([first])
+    other.publish([99])
+    transfers = world.directory.transfers
+    looks: list[int] = []
+    begin = transfers._begin_backup
+
+    def begin_backup(node: Node, not_pool: int) -> list[Action]:
+        looks[-1] += 1
+        return begin(node, not_pool)
+
+    monkeypatch.setattr(transfers, "_begin_backup", begin_backup)
+    looks.append(0)
+    world.close(dead.pool)
+    while world.copies:
+        looks.append(0)
+        world.finish(next(iter(world.copies)))
+    assert len(transfers.wished) > 20
+    while world.ending:
+        looks.append(0)
+        world.close_more()
+    assert not transfers.wished
+    assert max(looks) == 3
+    world.finish_all()
+    assert world.directory.host.pages == 1, "what is the other one's was not forgotten"
+
+
 def test_no_backup_is_begun_once_the_daemon_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BACKUPS_IN_FLIGHT_MAX", 1)
     world = World()

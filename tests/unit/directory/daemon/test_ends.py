@@ -1,7 +1,9 @@
 """Ends of copies that still wait when their mover dies, or when the daemon ends."""
 
 from collections.abc import Iterator
+from typing import Literal
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -40,6 +42,21 @@ def test_a_dying_mover_is_told_nothing_however_many_ends_waited(
     assert len(rig.mover.told) == told
     assert [line["event"] for line in lines] == ["mover lost"]
     assert not rig.movers._busy, "the directory ends those too"
+
+
+@pytest.mark.parametrize(("kind", "waited"), [("load_back", True), ("backup", False)])
+def test_the_loop_sleeps_as_ever_after_the_end_of_what_somebody_waits_for(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, kind: Literal["load_back", "backup"], waited: bool
+) -> None:
+    rig.start_serving()
+    rig.movers.submit(msgspec.structs.replace(copy(1), kind=kind))
+    asked: list[bool] = []
+    monkeypatch.setattr(rig.loop._waking, "asked", lambda: asked.append(True))
+    rig.mover.say(CopyDone(1, "ok"))
+    rig.loop.turn(0)
+    rig.loop.turn(0)
+    assert rig.events == [CopyDone(1, "ok")]
+    assert bool(asked) == waited
 
 
 def test_the_ends_that_wait_are_told_last_and_what_that_raises_stops_nothing_but_them(

@@ -5,15 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from directory.core.events import Evict, Evicted, Flush, Insert, Live, Match, Restore, Stats
+from directory.core.events import (
+    Evict,
+    Evicted,
+    Flush,
+    Insert,
+    Live,
+    Lock,
+    Match,
+    Restore,
+    Stats,
+    Unlock,
+)
 from directory.daemon import lanes
 from directory.daemon import loop as loop_module
 from directory.daemon.turns import Rank
 from directory.protocol.codec import encode
+from directory.protocol.ended import Ended
 from directory.protocol.messages import ClientBody, Envelope
 from tests.unit.directory.daemon.lane_rig import EPOCH, KEY, POOL, Rig
 
 INSERT = Insert("r", 1, KEY, b"1234", b"1234", 0, 0, (0, 0))
+ENDED = Ended(request="r", attempt=1, namespace=KEY, kind="request", prompt_tokens=4)
 RESTORE = Restore("r", 1, 1, 0, b"1234", (0, 0))
 
 
@@ -93,6 +106,43 @@ def test_what_nobody_waits_for_is_said_to_the_loop_to_be_reports(
     rig.loop.turn(0)
     assert len(rig.asked) == len(bodies)
     assert rig.loop.reported == reported
+
+
+@pytest.mark.parametrize(
+    ("bodies", "thin", "waited"),
+    [
+        ([INSERT], False, False),
+        ([INSERT], True, True),
+        ([Flush("pool")], True, True),
+        ([Evict(1)], True, True),
+        ([Lock("r", 1, 1)], True, True),
+        ([RESTORE], False, True),
+        ([INSERT, RESTORE], False, True),
+        ([Live(())], True, False),
+        ([Unlock(1)], True, False),
+        ([INSERT, Unlock(1)], False, False),
+        ([INSERT, ENDED], False, False),
+    ],
+)
+def test_the_loop_sleeps_as_ever_after_whatever_somebody_waits_for(
+    rig: Rig,
+    bodies: list[ClientBody],
+    thin: bool,
+    waited: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not matches alone: a report shortly before must not have others' questions wait."""
+    monkeypatch.setattr(lanes, "PIECE_NS", 1 << 62)
+    asked: list[bool] = []
+    rig.open(thin=thin)
+    rig.turn()
+    monkeypatch.setattr(rig.loop._waking, "asked", lambda: asked.append(True))
+    for seq, body in enumerate(bodies, 1):
+        rig.say(seq, body)
+    rig.loop.turn(0)
+    assert len(rig.asked) == len(bodies)
+    assert bool(asked) == waited
+    assert not rig.loop.asked, "what waits has no less of the time for it"
 
 
 def test_a_match_behind_reports_is_a_question(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

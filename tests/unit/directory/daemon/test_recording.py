@@ -285,6 +285,25 @@ def test_the_largest_parts_of_the_tree_are_named_with_their_ancestors() -> None:
     assert [node.pages for node in wide.spaces[0].nodes] == [2, 5]
 
 
+def test_a_generation_that_has_ended_is_not_taken_for_the_one_that_lives(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.directory.closing = Closing(rig.directory.tree, rig.directory.leases, 1)
+    pool = rig.register("a")
+    for letter in "ABC":
+        rig.insert(pool, letter)
+    rig.tell(PoolClosed(pool, rig.now_us))
+    with pytest.raises(BadMessage, match=r"there are: none"):
+        rig.explain("A", instance="a")
+    rig.insert(rig.register("a"), "D")
+
+    def places(instance: str = "") -> list[str]:
+        report = tree_report(rig.directory, rig.recording, AdminTree(instance=instance))
+        return [place for each in report.spaces for n in each.nodes for place, *_ in n.places]
+
+    assert sorted(places()) == ["a", "a (closing)", "a (closing)"]
+    assert places("a") == ["a"]
+
+
 def test_what_goes_is_named_by_its_path_whatever_splits_and_merges_came_before(
     tmp_path: Path,
 ) -> None:

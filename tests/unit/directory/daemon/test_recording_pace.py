@@ -7,8 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
+import pytest
+
+from directory.analytics.log import STANDING_AT_ONCE, AccessLog
 from directory.analytics.reader import LogReader
-from directory.analytics.record import Access
+from directory.analytics.record import Access, Named
 from directory.daemon.background import Background
 from directory.daemon.kv_feed import EVERY_US, KvFeed
 from directory.daemon.pacing import (
@@ -22,7 +25,12 @@ from directory.daemon.pacing import (
     SHARE_MIN,
     SOON_US,
 )
-from directory.daemon.recording import FLUSH_EARLY_US, FLUSH_US, PIECES_A_TURN_MAX
+from directory.daemon.recording import (
+    FLUSH_EARLY_US,
+    FLUSH_US,
+    PIECES_A_TURN_MAX,
+    Recording,
+)
 from tests.unit.directory.daemon.test_recording import Rig, ended, tokens_of
 
 
@@ -237,6 +245,57 @@ class Telling:
         return told
 
 
+class Written:
+    """For how long a log has had frames that a crash would cost, at the longest."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._frames = 0
+        self._since_us: int | None = None
+        self.longest_us = 0
+
+    def look(self) -> None:
+        log = self._rig.recording._log
+        assert log is not None
+        if log.frames_written != self._frames or not log.unwritten:
+            self._frames, self._since_us = log.frames_written, None
+        if log.unwritten:
+            self._since_us = self._since_us or self._rig.now_us
+            self.longest_us = max(self.longest_us, self._rig.now_us - self._since_us)
+
+
+def test_a_file_that_begins_in_its_time_keeps_who_asks_waiting_for_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    log = AccessLog(tmp_path, file_bytes_max=1)  # each block begins a file
+    for number in range(20 * STANDING_AT_ONCE):
+        log.add(Named(namespace=number.to_bytes(16), fields={}), rig.now_us)
+    log.flush(rig.now_us)
+    rig.recording = Recording(log, host_bytes=0, now_us=rig.now_us, clock=lambda: rig.now_us)
+    pool = rig.directory.pools[rig.register("a")]
+    pieces, written, flush_some = 0, log.frames_written, log._flush_some
+
+    def counted() -> None:
+        nonlocal pieces
+        pieces += 1
+        flush_some()
+
+    monkeypatch.setattr(log, "_flush_some", counted)
+    rig.recording.ended(pool, ended(), rig.now_us)
+    begun, most, turns = log.files_begun, 0, 0
+    while rig.recording.ready_us is not None:
+        rig.now_us = max(rig.now_us, rig.recording.ready_us)
+        before = pieces
+        rig.recording.work(rig.now_us, lambda: True)
+        most, turns = max(most, pieces - before), turns + 1
+    assert pieces > 20, "there is much to repeat"
+    assert most == 1
+    assert log.files_begun > begun
+    assert log.frames_written > written
+    assert turns > 20
+
+
 def test_of_what_is_asked_at_a_steady_pace_little_comes_right_after_work(tmp_path: Path) -> None:
     # A request ends and a question follows within 5 ms; a piece takes 20 us, each request three.
     rig, chance = Rig(tmp_path), Random(1)
@@ -250,7 +309,7 @@ def test_of_what_is_asked_at_a_steady_pace_little_comes_right_after_work(tmp_pat
 
     telling, recording = Telling(rig), rig.recording
     beside = Background(recording, cast(KvFeed, telling), None, waiting)
-    asked = 4_000
+    asked, written = 4_000, Written(rig)
     for number in range(asked):
         for part in range(3):
             rig.recording.ended(pool, ended(request=f"{number}.{part}"), rig.now_us)
@@ -264,6 +323,9 @@ def test_of_what_is_asked_at_a_steady_pace_little_comes_right_after_work(tmp_pat
         rig.now_us = max(rig.now_us, asks_at_us)
         assert recording._recorder is not None
         assert len(recording._recorder) < 1_000  # a second of them
+        written.look()
+    # The queue is hardly ever empty, and a crash costs no more for that.
+    assert FLUSH_US // 2 < written.longest_us < FLUSH_US + 250_000
     # One in twenty-one, where it goes on in the very next pause instead.
     assert telling.times < after_work < 0.048 * asked
     assert len([frame for frame in rig.frames() if isinstance(frame, Access)]) == 3 * asked

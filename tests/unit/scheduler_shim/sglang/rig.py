@@ -60,6 +60,8 @@ class MiniDial:
         return self
 
     def step(self) -> DaemonClient | None:
+        if self._engine.daemon.absent:
+            raise DaemonAbsent("it died in the midst of the registration")
         if self._engine.daemon.mapped_still(self._engine.instance):
             return None
         return self._engine.connect()

@@ -149,7 +149,7 @@ class LoadStorm:
 
 
 @pytest.mark.parametrize("loads", ["layerwise", "adaptive"])
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(16), 109])
 def test_no_load_is_read_too_early_lost_silently_or_leaked(
     seed: int, loads: str, daemon: FakeDaemon, add: Add, mode: Mode
 ) -> None:

@@ -15,7 +15,7 @@ from scheduler_shim.sglang.settings import Settings
 from scheduler_shim.sglang.stats import NEVER_US, StatsFile
 from scheduler_shim.thin_tree import ThinTree
 from tests.unit.scheduler_shim.sglang.conftest import Add
-from tests.unit.scheduler_shim.sglang.rig import KEY, MiniEngine, leases, prompt
+from tests.unit.scheduler_shim.sglang.rig import KEY, MiniEngine, MiniRequest, leases, prompt
 from tests.unit.scheduler_shim.sglang.test_held import ABC, start_fill
 from tests.unit.scheduler_shim.support import FakeDaemon
 
@@ -296,6 +296,27 @@ def test_counters_are_written_in_an_idle_turn_or_a_second_later(tmp_path: Path) 
     assert not offer(3_000_005, idle=False)
     assert offer(3_000_006, idle=False), "an engine that is never idle writes it, too"
     assert StatsFile(None).dues_us == (NEVER_US, NEVER_US)
+
+
+def test_while_anything_runs_or_waits_the_counters_are_written_two_seconds_after_the_last_time(
+    daemon: FakeDaemon, add: Add, tmp_path: Path
+) -> None:
+    path = tmp_path / "stats.json"
+    a = add("a", stats_file=path)
+    a.step()
+    first = path.read_bytes()
+    daemon.clock_us += 1_500_000
+    a.shim.tick([], busy=True)
+    assert path.read_bytes() == first, "what runs waits for this turn"
+    a.shim.tick([MiniRequest("w", ABC)], busy=False)
+    assert path.read_bytes() == first, "somebody waits for it"
+    daemon.clock_us += 500_000
+    a.shim.tick([], busy=True)
+    second = path.read_bytes()
+    assert second != first
+    daemon.clock_us += 1_500_000
+    a.shim.tick([], busy=False)
+    assert path.read_bytes() != second
 
 
 def test_a_stats_file_that_cannot_be_written_stops_nothing(

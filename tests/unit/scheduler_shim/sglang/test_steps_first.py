@@ -60,3 +60,46 @@ def test_what_decodes_has_a_step_before_a_restored_request_is_computed(
     assert admits("r"), "there was a step meanwhile, and it has been asked once"
     assert engine.counters.get("steps_first", 0) == (0 if first else 2)
     engine.close()
+
+
+def test_a_pass_for_somebody_behind_takes_a_restored_request_along(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one pass becomes two, and what decodes waits for both, one after the other."""
+    engine = LoadingEngine(daemon, "loading", loads="adaptive")
+    scheduler, restored = Scheduler(engine), {"r": (12, 0), "q": (0, 0), "s": (12, 0)}
+    held: set[str] = set()
+    monkeypatch.setattr(engine.shim, "restored_tokens", lambda rid: restored[rid])
+    monkeypatch.setattr(engine.shim, "held", lambda rid: rid in held)
+    hooks.after_input(None, scheduler)
+    scheduler.last_batch, scheduler.running_batch.reqs = Batch(), []
+    scheduler.last_batch.extends = True
+    scheduler.running_batch.reqs = [request("computed", finished=lambda: False)]
+
+    def admits(*queue: str) -> list[str]:
+        """Who of these is in the pass that is formed now."""
+        waiting: list[Any] = [request(rid) for rid in queue]
+        scheduler.waiting_queue, adder = waiting, Adder(engine)
+        for req in waiting:
+            hooks.around_add_one_req(Adder.add_one_req, adder, req, False)
+        return [req.rid for req in adder.can_run_list]
+
+    assert admits("r", "q") == ["r", "q"], "q is computed now anyway"
+    held.add("q")
+    assert admits("r", "q") == [], "q is held back, so nobody is"
+    assert admits("s", "r") == ["s", "r"], "r has let a step go first"
+    scheduler.last_batch.extends = False
+    assert admits("s", "r") == ["s", "r"], "it was a step"
+    scheduler.last_batch.extends = True
+    assert admits("s", "r") == [], "both were restored, and nobody else comes"
+    crowd = [f"far{n}" for n in range(engine.shim.settings.window)]
+    restored |= dict.fromkeys(crowd, (0, 0))
+    held.update(crowd)
+    held.discard("q")
+    scheduler.last_batch.extends = False
+    admits("r")
+    scheduler.last_batch.extends = True
+    assert admits("r", *crowd[1:], "q")[0] == "q", (
+        "q is behind the head of the queue: not looked at"
+    )
+    engine.close()

@@ -91,7 +91,7 @@ class Storm:
             engine.settle()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 104])
 def test_nothing_is_wrong_lost_or_leaked_in_a_storm(
     seed: int, daemon: FakeDaemon, add: Add, mode: Mode
 ) -> None:

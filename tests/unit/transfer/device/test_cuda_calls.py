@@ -10,110 +10,30 @@ import random
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.unit.transfer.device.calls_scene import (
+    CHUNK,
+    CHUNKS,
+    DEADLINE_S,
+    GPU,
+    HOST,
+    RANGES_MIN,
+    SIZE,
+    MovingDriver,
+    Scene,
+    SlowDriver,
+    gate_of,
+    ranges,
+)
 from tests.unit.transfer.device.fake_driver import FakeDriver
-from transfer.device.cuda import CudaDevice
 from transfer.device.cuda_calls import SWITCH_S, Beside, Calls, Queued
 from transfer.device.protocol import Completion, DeviceLost, MemoryBusy
 from transfer.device.work import KernelPages, Work
-from transfer.ipc.cuda_memory import CudaMapping, Physical
-from transfer.ipc.memory import SharedMapping, SharedMemoryIPC
 from transfer.plan import Chunk, RangeBatch
-
-DEADLINE_S = 10.0
-RANGES_MIN = 32
-CHUNK, CHUNKS = 8, 256
-SIZE = CHUNK * CHUNKS
-GPU, HOST = (1, 0), (-1, 0)
-
-
-class SlowDriver(FakeDriver):
-    """Its copies wait at a gate that the test opens; remembers which thread called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.waits = threading.Event()
-        self.callers: list[tuple[str, int]] = []
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        self.callers.append((function, threading.get_ident()))
-        if function == "cuMemcpyAsync" and not self.gate.is_set():
-            self.waits.set()
-            assert self.gate.wait(DEADLINE_S)
-        return super().call(function, *arguments)
-
-
-class MovingDriver(FakeDriver):
-    """Moves bytes when it is asked for an event that stands behind them, and not before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-        self.streams: dict[Any, deque[tuple[Any, ...]]] = {}
-        self.reached_events: set[Any] = set()
-        self.where: dict[Any, Any] = {}
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        with self.lock:
-            if function == "cuMemcpyAsync":
-                target, source, nbytes, stream = arguments
-                self.streams.setdefault(stream, deque()).append((target, source, nbytes))
-            elif function == "cuEventRecord":
-                event, stream = arguments
-                self.streams.setdefault(stream, deque()).append((event,))
-                self.where[event] = stream
-                self.reached_events.discard(event)
-            return super().call(function, *arguments)
-
-    def ready(self, event: Any) -> bool:
-        with self.lock:
-            queue = self.streams.get(self.where.get(event), deque())
-            while event not in self.reached_events and queue:
-                entry = queue.popleft()
-                if len(entry) == 1:
-                    self.reached_events.add(entry[0])
-                else:
-                    ctypes.memmove(*entry)
-            return True  # one that was never recorded, or is from before, has been reached
-
-
-def ranges(count: int) -> RangeBatch:
-    """A list from the host of so many ranges."""
-    found = [(n * CHUNK, n * CHUNK, CHUNK) for n in range(count)]
-    return RangeBatch(HOST, GPU, found, count * CHUNK)
-
-
-class Scene:
-    """A device with a thread beside it, the host's memory and what stands for a GPU's."""
-
-    def __init__(self, driver: FakeDriver) -> None:
-        self.driver = driver
-        self.ipc = SharedMemoryIPC()
-        self.host: SharedMapping = self.ipc.create("host", SIZE)
-        self.memory = ctypes.create_string_buffer(SIZE)
-        self.device = CudaDevice(driver)
-        self.device.submit_beside(RANGES_MIN)
-        physical = Physical(b"", ctypes.addressof(self.memory), SIZE, lambda: None)
-        self.device.attach(GPU, CudaMapping(physical, 0, SIZE, "GPU-fake"))
-        self.device.attach(HOST, self.host)
-
-    def polled(self, count: int) -> list[Completion]:
-        """Until so many are done."""
-        done: list[Completion] = []
-        until = time.monotonic() + DEADLINE_S
-        while len(done) < count and time.monotonic() < until:
-            done += self.device.poll()
-        return done
-
-    def close(self) -> None:
-        self.device.close()
-        self.ipc.close(self.host)
 
 
 @pytest.fixture
@@ -124,11 +44,6 @@ def scene() -> Iterator[Scene]:
     assert isinstance(made.driver, SlowDriver)
     made.driver.gate.set()
     made.close()
-
-
-def gate_of(scene: Scene) -> SlowDriver:
-    assert isinstance(scene.driver, SlowDriver)
-    return scene.driver
 
 
 def test_what_was_handed_over_is_not_done_before_its_calls_were_made(scene: Scene) -> None:
@@ -234,7 +149,7 @@ def test_whatever_ends_the_thread_ends_the_device(
     gate_of(scene).gate.set()
     beside = scene.device._beside
     assert beside is not None
-    beside.hand_over(Queued(None, 1, 1))  # type: ignore[arg-type]
+    beside.hand_over(Queued(None, 1, 1), urgent=False)  # type: ignore[arg-type]
     with pytest.raises(DeviceLost, match="AssertionError"):
         scene.polled(1)
     assert "calls cannot be made" in caplog.text

@@ -7,12 +7,15 @@ from transfer.device.cuda_links import (
     BYTES_PER_US,
     FASTER_SINCE,
     LINKS_MAX,
+    TO_A_GPU,
     USUAL_LINKS,
     link_bytes_per_us,
+    over_nvlink,
 )
 from transfer.topology import Link, Reach, Topology
 
 OWN, OTHER = "GPU-own", "GPU-other"
+SWITCH = TO_A_GPU + 2
 
 
 def topology(link: Link) -> Topology:
@@ -24,9 +27,12 @@ def topology(link: Link) -> Topology:
 class Library:
     """Stands in for the management library: the links' states, until one is not there."""
 
-    def __init__(self, states: list[int], version: int = FASTER_SINCE - 1) -> None:
+    def __init__(
+        self, states: list[int], version: int = FASTER_SINCE - 1, remote: int = SWITCH
+    ) -> None:
         self.states = states
         self.version = version
+        self.remote = remote
 
     def nvmlInit(self) -> None:  # noqa: N802
         """As the library has it."""
@@ -42,6 +48,10 @@ class Library:
     def nvmlDeviceGetNvLinkVersion(self, _device: str, _link: int) -> int:  # noqa: N802
         """Of every link."""
         return self.version
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, _device: str, _link: int) -> int:  # noqa: N802
+        """Of every link."""
+        return self.remote
 
 
 @pytest.mark.parametrize(
@@ -66,3 +76,13 @@ def test_where_nobody_says_how_many_there_are_it_is_the_usual_number(states: lis
 @pytest.mark.parametrize("link", [Link.PCIE, Link.UNKNOWN, Link.NONE])
 def test_a_gpu_without_peers_over_nvlink_has_no_figure(link: Link) -> None:
     assert link_bytes_per_us(OWN, topology(link), Library([1] * LINKS_MAX)) == 0
+
+
+@pytest.mark.parametrize(("remote", "shares"), [(SWITCH, 1), (TO_A_GPU, 3)])
+def test_links_that_end_at_gpus_are_shared_among_these(remote: int, shares: int) -> None:
+    gpus = ["GPU-a", "GPU-b", "GPU-c", OWN]
+    reaches = {(one, two): Reach(Link.NVLINK) for one in gpus for two in gpus if one != two}
+    mesh = Topology(reaches | {(OWN, "GPU-d"): Reach(Link.PCIE)})
+    found = link_bytes_per_us(OWN, mesh, Library([1] * 12, remote=remote))
+    assert found == 12 * BYTES_PER_US // shares * ALONE_PERCENT // 100
+    assert over_nvlink(OWN, mesh) == ["GPU-a", "GPU-b", "GPU-c"]

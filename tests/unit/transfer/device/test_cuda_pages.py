@@ -139,6 +139,14 @@ def test_copies_between_gpu_memories_have_streams_of_their_own() -> None:
     assert kernels != copies
 
 
+def test_over_a_link_a_kernel_moves_what_may_be_waited_for_though_the_gpu_computes() -> None:
+    scene = Scene(computing=True)
+    scene.device.submit_pages([batch(OWN, FAR)], calm=True)
+    assert len(scene.driver.named("cuLaunchKernel")) == 1
+    scene.device.submit_pages([batch(OWN, FAR)])
+    assert len(scene.driver.named("cuLaunchKernel")) == 1
+
+
 def test_only_what_may_and_goes_to_and_from_the_host_is_handed_to_the_thread() -> None:
     """Kernels have a table a stream: calls of one stream are one thread's."""
     scene = Scene(computing=True)
