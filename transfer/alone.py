@@ -22,6 +22,9 @@ LAUNCH_US = 30
 loop that sees it done."""
 DOUBT_US_MIN = 5_000
 DOUBT_US_MAX = 500_000
+UNSEEN_MAX = 3
+"""Tries in a row of which nobody saw whether they were in time, before a pause as behind one that
+was not: each of them goes alone, and what computes there waits for it."""
 """So long nothing is concluded once it was wrong, and twice as long each further time: between two
 steps of a decode a slice does have the GPU to itself, and the next step waits for those behind."""
 
@@ -51,6 +54,7 @@ class Alone:
         self._looked_us = 0
         self._doubt_us = 0
         self._doubted_until_us = 0
+        self._unseen = 0
 
     def submitted(self, ticket: Ticket, nbytes: int, now_us: int, *, tried: bool = False) -> None:
         """A slice has gone; `tried`: to find out."""
@@ -67,7 +71,12 @@ class Alone:
             return
         in_time = self._in_time(piece, now_us)
         if not in_time and self._in_time(piece, self._looked_us):
-            return  # nobody looked in between: it may have ended long ago, and says nothing
+            # Nobody looked in between: it may have ended long ago, and says nothing.
+            self._unseen += piece.tried
+            if self._unseen >= UNSEEN_MAX:
+                self._unseen, self._doubted_until_us = 0, now_us + DOUBT_US_MIN
+            return
+        self._unseen = 0
         # Whether it went while that was believed; what was forgotten by then was not wrong.
         believed = piece.tried or (self._seen and piece.since_us - self._seen_us <= TRUSTED_US)
         if in_time and believed:

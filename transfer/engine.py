@@ -169,10 +169,10 @@ class Engine:
     # The parts of a step, in order.
 
     def _collect(self) -> None:
-        looked_us = self._clock_us()
-        for ticket, error in self._device.poll():
+        done, now = self._device.poll(), self._clock_us()
+        for ticket, error in done:
             copy = self._submissions.end(ticket)
-            self._lanes.ended(copy, ticket, self._clock_us())
+            self._lanes.ended(copy, ticket, now)
             landed = not error if copy.staged is None else copy.staged.moved(ticket, error)
             if error and copy.state is CopyState.RUNNING:
                 self._lose(copy, "failed", f"the device failed: {error}", broken=True)
@@ -182,7 +182,7 @@ class Engine:
                 self._tell_landed(copy)
             if not copy.busy:
                 self._settle(copy)
-        self._lanes.looked(looked_us)
+        self._lanes.looked(now)
         self._submissions.watch(self._clock_us())
 
     def _look_at_slabs(self) -> None:

@@ -159,9 +159,10 @@ class Lanes:
         backups = (c.staged for c in staged if not c.urgent)
         return any(s is not None and s.packs(now_us) for s in backups)
 
-    def turn(self, copy: Copy, now_us: int) -> Turn:
+    def turn(self, copy: Copy, now_us: int, *, goes: bool = True) -> Turn:
         """How the next slice of a copy goes: between GPU memories that depends on whether the GPU
-        computes, as far as that is known and unless the last slices were seen to be alone."""
+        computes, as far as that is known and unless the last slices were seen to be alone. `goes`:
+        now, so that it is no try behind others; else it may wait to be one."""
         if copy.local:
             held_up = self._computing() and not self._alone.holds(now_us)
             return Turn.PACED if held_up else Turn.CALM
@@ -169,7 +170,8 @@ class Lanes:
             return Turn.PLAIN
         if not self._computing() or self._link.holds(now_us):
             return Turn.CALM
-        return Turn.TRY if self._link.may_try(now_us) else Turn.GENTLE
+        may_try = self._link.may_try(now_us) and not (goes and self.lane(copy).in_flight)
+        return Turn.TRY if may_try else Turn.GENTLE
 
     def submitted(self, copy: Copy, ticket: Ticket, nbytes: int, now_us: int, turn: Turn) -> None:
         """A slice of a copy has gone."""
@@ -208,7 +210,7 @@ class Lanes:
         each; within a GPU a few, since whatever begins to compute waits for them."""
         if copy.progress is not None and copy.progress.leads and copy.staged is None:
             return 0  # for less than a slice's time: the first layer has the bus to itself
-        turn = self.turn(copy, now_us)
+        turn = self.turn(copy, now_us, goes=False)
         if turn in (Turn.PACED, Turn.TRY):
             return 1  # a try alone, or it would be late for those that it stands behind
         if turn is Turn.GENTLE and self._link.trying(now_us):

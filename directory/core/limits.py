@@ -56,8 +56,10 @@ CLOSED_A_STEP_MAX: Final = 64
 BACKUPS_IN_FLIGHT_MAX: Final = 64
 BACKUPS_PENDING_MAX: Final = 262_144
 BACKUPS_LOOKED_AT_MAX: Final = 64
-"""Wishes that come to nothing, in one event, while the end of a backup, or the next step of a
-pool's end, will see to the others."""
+"""Wishes that come to nothing, in one event, while the end of a backup will see to the others."""
+ENDED_WISHES_LOOKED_AT_MAX: Final = 512
+"""The same while the next step of a pool's end will: half a millisecond, and those of pools that
+live are not behind more steps than that takes."""
 RESTORES_PER_POOL_MAX: Final = 1_024
 LANDING_COUNTERS_MAX: Final = 1_024
 """Landing counters of one pool; each serves one load at a time."""

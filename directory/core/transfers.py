@@ -83,7 +83,9 @@ class Transfers:
         actions: list[Action] = []
         idle = 0
         while self.wished and self._backups < limits.BACKUPS_IN_FLIGHT_MAX:
-            if idle >= limits.BACKUPS_LOOKED_AT_MAX and (self._backups or self._ending()):
+            if idle >= limits.BACKUPS_LOOKED_AT_MAX and self._backups:
+                break
+            if idle >= limits.ENDED_WISHES_LOOKED_AT_MAX and self._ending():
                 break
             node_id, not_pool = self.wished.popitem(last=False)
             begun = self._begin_backup(self._tree.nodes[node_id], not_pool)

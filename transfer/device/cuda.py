@@ -104,7 +104,7 @@ class CudaDevice:
         self._calls = Calls(driver, batched=self._batched, kernel=self._kernel)
         self._beside: Beside | None = None
         self._asked_ns = 0  # when events were asked for last
-        self._by_loop: set[Ticket] = set()  # of those in flight; how long they take is looked at
+        self._timed: set[Ticket] = set()  # of those in flight; how long they take says something
         self._computing = computing
         self._calm = False  # of the submission that is being made
         self._shapes = Shapes(
@@ -202,7 +202,8 @@ class CudaDevice:
             thread.hand_over(queued, urgent=lane is self._urgent)
         else:
             self._calls.make(queued)
-            self._by_loop.add(self._last_ticket)
+        if lane is self._peers:
+            self._timed.add(self._last_ticket)
         self._in_flight[self._last_ticket] = InFlight(self._last_ticket, queued, work.keys)
         return self._last_ticket
 
@@ -211,7 +212,7 @@ class CudaDevice:
         if self._beside is not None:
             self._beside.check()
             now = monotonic_ns()
-            if self._beside.calling and now < self._asked_ns + ASK_NS and not self._by_loop:
+            if self._beside.calling and now < self._asked_ns + ASK_NS and not self._timed:
                 return []
             self._asked_ns = now
         done: list[Completion] = []
@@ -225,7 +226,7 @@ class CudaDevice:
                 raise DeviceLost(f"{self.name} is lost: {error}") from error
             if reached:
                 del self._in_flight[ticket]
-                self._by_loop.discard(ticket)
+                self._timed.discard(ticket)
                 self._spare_events.append(queued.event)
                 done.append(Completion(ticket, queued.error))
             else:

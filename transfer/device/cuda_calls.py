@@ -34,16 +34,16 @@ log = logging.getLogger("treecored.device")
 
 class Queued:
     """A submission on its way to the driver. Written by whoever makes its calls, once: `made` last,
-    and `error` (why its bytes are lost already) before it. `handed`: to a thread, by the loop."""
+    and `error` (why its bytes are lost already) before it."""
 
-    __slots__ = ("error", "event", "handed", "made", "stream", "work")
+    __slots__ = ("error", "event", "made", "stream", "work")
 
     def __init__(self, work: Work, stream: Any, event: Any) -> None:
         self.work: Work | None = work
         self.stream = stream
         self.event = event
         self.error = ""
-        self.made = self.handed = False
+        self.made = False
 
 
 class Calls:
@@ -132,7 +132,6 @@ class Beside:
     def hand_over(self, queued: Queued, *, urgent: bool) -> None:
         """Have its calls made. `urgent`: before those that are not; of one stream all are or none
         is, for only among themselves do they keep their order."""
-        queued.handed = True
         self._last[int(queued.stream)] = queued
         (self._urgent if urgent else self._others).append(queued)
         self._told.put(True)

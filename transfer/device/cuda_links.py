@@ -39,17 +39,20 @@ def link_bytes_per_us(uuid: str, topology: Topology, library: Any = None) -> int
     try:
         library = library or importlib.import_module("pynvml")
         library.nvmlInit()
-        peak = _peak(library, library.nvmlDeviceGetHandleByUUID(uuid), len(peers))
+        peak = _peak(library, library.nvmlDeviceGetHandleByUUID(uuid))
     except Exception as error:  # noqa: BLE001 - the library's errors have no common base
         log.info("nobody knows how many links GPU %s has: %s", uuid, error)
         peak = 0
+    if not peak:
+        log.info("GPU %s: %d NVLinks of 25 GB/s are supposed", uuid, USUAL_LINKS)
     return (peak or USUAL_LINKS * BYTES_PER_US) * ALONE_PERCENT // 100
 
 
-def _peak(library: Any, device: Any, peers: int) -> int:
-    """To one peer: of all links that are up to a switch, and of those to GPUs its share. Links
-    beyond those that there are end the count."""
+def _peak(library: Any, device: Any) -> int:
+    """To one peer: of all links that are up to a switch, and of those to GPUs, be they visible here
+    or not, a share. Links beyond those that there are end the count."""
     switched = direct = 0
+    remote = set()
     for link in range(LINKS_MAX):
         try:
             if library.nvmlDeviceGetNvLinkState(device, link) != UP:
@@ -57,10 +60,11 @@ def _peak(library: Any, device: Any, peers: int) -> int:
             faster = library.nvmlDeviceGetNvLinkVersion(device, link) >= FASTER_SINCE
             rate = FASTER_BYTES_PER_US if faster else BYTES_PER_US
             if library.nvmlDeviceGetNvLinkRemoteDeviceType(device, link) == TO_A_GPU:
+                remote.add(library.nvmlDeviceGetNvLinkRemotePciInfo(device, link).busId)
                 direct += rate
             else:
                 switched += rate
         except Exception as error:  # noqa: BLE001
             log.debug("link %d: %s", link, error)
             break
-    return switched + direct // peers
+    return switched + direct // max(1, len(remote))

@@ -2,7 +2,14 @@
 
 import pytest
 
-from transfer.alone import DOUBT_US_MAX, DOUBT_US_MIN, LAUNCH_US, TRUSTED_US, Alone
+from transfer.alone import (
+    DOUBT_US_MAX,
+    DOUBT_US_MIN,
+    LAUNCH_US,
+    TRUSTED_US,
+    UNSEEN_MAX,
+    Alone,
+)
 
 RATE = 1_000  # bytes a microsecond
 NBYTES = 100_000
@@ -179,3 +186,19 @@ def test_what_ended_while_nobody_looked_says_nothing_either_way() -> None:
     alone.ended(3, late + 2 * DUE_US)
     assert not alone.holds(late + 2 * DUE_US)
     assert not alone.may_try(late + 2 * DUE_US), "it was looked at when it was late"
+
+
+def test_after_a_few_tries_that_nobody_saw_in_time_there_is_a_pause() -> None:
+    alone, now = Alone(RATE), 0
+    for ticket in range(UNSEEN_MAX):
+        assert alone.may_try(now)
+        alone.looked(now)
+        alone.submitted(ticket, NBYTES, now, tried=True)
+        now += 2 * DUE_US
+        alone.ended(ticket, now)
+    assert not alone.may_try(now + DOUBT_US_MIN - 1)
+    now += DOUBT_US_MIN
+    assert alone.may_try(now)
+    alone.submitted(9, NBYTES, now, tried=True)
+    alone.ended(9, now + 1)
+    assert alone.holds(now + 1), "and the next one counts as ever"

@@ -62,6 +62,7 @@ def test_wishes_of_a_pool_that_is_taken_out_are_looked_at_a_few_at_a_time(
     """Its last backup has ended and nothing of it can be read any more: its end looks at them."""
     monkeypatch.setattr(limits, "BACKUPS_IN_FLIGHT_MAX", 2)
     monkeypatch.setattr(limits, "BACKUPS_LOOKED_AT_MAX", 3)
+    monkeypatch.setattr(limits, "ENDED_WISHES_LOOKED_AT_MAX", 4)
     world = World(host_pages=80, closed_a_step=1)
     dead, other = Scheduler(world, "a", pages=64), Scheduler(world, "b")
     for first in range(60):
@@ -86,7 +87,7 @@ def test_wishes_of_a_pool_that_is_taken_out_are_looked_at_a_few_at_a_time(
         looks.append(0)
         world.close_more()
     assert not transfers.wished
-    assert max(looks) == 3
+    assert max(looks) == 4
     world.finish_all()
     assert world.directory.host.pages == 1, "what is the other one's was not forgotten"
 

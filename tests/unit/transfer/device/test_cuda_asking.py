@@ -65,25 +65,6 @@ def test_events_are_not_asked_for_all_the_time_while_a_call_is_made(scene: Scene
     assert scene.polled(2) == [Completion(long), Completion(longer)]
 
 
-def test_where_the_loop_has_made_a_call_itself_it_looks_how_long_that_takes(scene: Scene) -> None:
-    driver = driver_of(scene)
-    driver.gate.set()
-    short = scene.device.submit([ranges(1)])
-    driver.gate.clear()
-    scene.device.submit([ranges(RANGES_MIN)])
-    assert driver.waits.wait(DEADLINE_S)
-    for asked in range(1, 4):
-        assert scene.device.poll() == []
-        assert driver.asked == asked
-    driver.reached = True
-    assert scene.device.poll() == [Completion(short)]
-    asked = driver.asked
-    assert scene.device.poll() == []
-    assert driver.asked == asked, "only what the thread makes is in flight now"
-    driver.gate.set()
-    assert len(scene.polled(1)) == 1
-
-
 def test_with_no_call_under_way_they_are_asked_for_each_time(scene: Scene) -> None:
     driver = driver_of(scene)
     driver.gate.set()

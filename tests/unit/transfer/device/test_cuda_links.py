@@ -1,5 +1,8 @@
 """How fast NVLink is: what the management library says of each link, or the usual."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from transfer.device.cuda_links import (
@@ -33,6 +36,7 @@ class Library:
         self.states = states
         self.version = version
         self.remote = remote
+        self.others = 3
 
     def nvmlInit(self) -> None:  # noqa: N802
         """As the library has it."""
@@ -52,6 +56,10 @@ class Library:
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, _device: str, _link: int) -> int:  # noqa: N802
         """Of every link."""
         return self.remote
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, _device: str, link: int) -> Any:  # noqa: N802
+        """The other GPUs in turn."""
+        return SimpleNamespace(busId=f"0000:{link % self.others:02}:00.0")
 
 
 @pytest.mark.parametrize(
@@ -80,9 +88,9 @@ def test_a_gpu_without_peers_over_nvlink_has_no_figure(link: Link) -> None:
 
 @pytest.mark.parametrize(("remote", "shares"), [(SWITCH, 1), (TO_A_GPU, 3)])
 def test_links_that_end_at_gpus_are_shared_among_these(remote: int, shares: int) -> None:
-    gpus = ["GPU-a", "GPU-b", "GPU-c", OWN]
+    gpus = ["GPU-a", "GPU-b", OWN]  # the third one is not visible here
     reaches = {(one, two): Reach(Link.NVLINK) for one in gpus for two in gpus if one != two}
     mesh = Topology(reaches | {(OWN, "GPU-d"): Reach(Link.PCIE)})
     found = link_bytes_per_us(OWN, mesh, Library([1] * 12, remote=remote))
     assert found == 12 * BYTES_PER_US // shares * ALONE_PERCENT // 100
-    assert over_nvlink(OWN, mesh) == ["GPU-a", "GPU-b", "GPU-c"]
+    assert over_nvlink(OWN, mesh) == ["GPU-a", "GPU-b"]

@@ -169,6 +169,27 @@ def test_only_what_may_and_goes_to_and_from_the_host_is_handed_to_the_thread() -
     assert len(scene.driver.named("cuMemcpyAsync")) == 6 * RANGES_MIN
 
 
+@pytest.mark.parametrize(("source", "asked"), [(OWN, 5), (HOST, 1)])
+def test_beside_a_call_only_copies_whose_time_says_something_are_asked_for(
+    source: int, asked: int
+) -> None:
+    scene = Scene(computing=True)
+    scene.device.submit_beside(RANGES_MIN)
+    beside = scene.device._beside
+    assert beside is not None
+    scene.driver.reached = False
+    scene.device.submit_pages([batch(source, OWN)])
+    assert scene.device.poll() == []
+    beside.calling = True  # as while the driver has a list of the thread's
+    for _ in range(4):
+        assert scene.device.poll() == []
+    assert len(scene.driver.named("cuEventQuery")) == asked
+    beside.calling = False
+    scene.driver.reached = True
+    assert len(scene.device.poll()) == 1
+    scene.device.close()
+
+
 def test_a_page_beyond_its_memory_reaches_no_driver_and_holds_no_memory() -> None:
     scene = Scene()
     beyond = batch(OWN, OWN)._replace(source_pages=[0, 1, 32])
