@@ -44,17 +44,10 @@ class CountedDevice(ModelDevice):
 
     submissions = 0
 
-    def submit_pages(
-        self,
-        batches: Sequence[PageBatch],
-        *,
-        urgent: bool = False,
-        calm: bool = False,
-        beside: bool = False,
-    ) -> Ticket:
+    def submit_pages(self, batches: Sequence[PageBatch], **how: bool) -> Ticket:
         """As the product does."""
         self.submissions += 1
-        return super().submit_pages(batches, urgent=urgent, calm=calm, beside=beside)
+        return super().submit_pages(batches, **how)
 
 
 class Loop:

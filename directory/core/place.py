@@ -6,6 +6,8 @@ and span parts; `Directory` (or the mirror) creates and closes places.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from directory.core.again import Again
 from directory.core.eviction import EvictionOrder
 from directory.core.group import GroupLog
@@ -16,7 +18,7 @@ from directory.core.spans import SpanState, merge_parts, split_parts
 from directory.core.states import PoolPhase
 
 
-class PlaceState:
+class PlaceState(ABC):
     """One place. Page counts are of RESIDENT pages; `locked_pages` of those under a lease."""
 
     __slots__ = ("locked_pages", "order", "pages", "place", "tick")
@@ -43,25 +45,25 @@ class PlaceState:
         self.locked_pages += locked
 
     @property
+    @abstractmethod
     def nodes(self) -> dict[NodeId, Node]:
         """The nodes that are here, in whichever state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_attach(self, node: Node, runs: tuple[Run, ...]) -> None:
         """A node is here from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_detach(self, node: Node, runs: tuple[Run, ...]) -> None:
         """A node is here no more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_split(self, lower: Node, upper: Node) -> None:
         """A node here was split; `upper` is its new upper half."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_merge(self, upper: Node, lower: Node, runs: tuple[Run, ...]) -> None:
         """A node here (its runs were `runs`) was merged into its child."""
-        raise NotImplementedError
 
     @property
     def evictable_pages(self) -> int:

@@ -54,9 +54,9 @@ ACK_AFTER_US: Final = limits.RESEND_AFTER_MS * 1000 // 20
 """A release waits so long for an answer that acknowledges it, too: a message less."""
 QUESTIONS: Final = frozenset({Match, Lock, Unlock, Ended})
 """They take a few microseconds to some hundred, and somebody waits for most of them."""
-REPORTS: Final = frozenset({Insert, Evicted, Flush, Live})
+REPORTS: Final[frozenset[type[ClientBody]]] = frozenset({Insert, Evicted, Flush, Live})
 """A mirrored scheduler has done what it says, and waits for nothing."""
-TOLD: Final[frozenset[type[ClientBody]]] = frozenset({Insert, Evicted, Flush, Live, Unlock, Ended})
+TOLD: Final[frozenset[type[ClientBody]]] = REPORTS | {Unlock, Ended}
 """Nobody waits for these, if the scheduler is a mirrored one..."""
 TOLD_THIN: Final[frozenset[type[ClientBody]]] = TOLD - {Insert, Flush}
 """...or a thin one."""
